@@ -53,8 +53,8 @@ static bool queues(const struct lane *lane, uint64_t now_ns)
 static uint32_t share_now(const struct core_share *core, const struct lane *lane, uint64_t now_ns)
 {
     uint32_t permille = core->enforced ? core->container_permille : SHARE_WHOLE_PERMILLE;
-    bool lent = core->lent_until_ns > now_ns && core->lent_until_ns - now_ns <= LEASES_LONGEST_NS;
-    if (core->enforced && core->lent_permille && lent && !queues(lane, now_ns))
+    bool lent = core->lent_permille && leases_hold(core->lent_until_ns, now_ns);
+    if (core->enforced && lent && !queues(lane, now_ns))
         permille += core->lent_permille < SHARE_WHOLE_PERMILLE ? core->lent_permille : SHARE_WHOLE_PERMILLE;
     return permille < SHARE_WHOLE_PERMILLE ? permille : SHARE_WHOLE_PERMILLE;
 }

@@ -2,7 +2,6 @@
 #include "monotonic.h"
 #include "region.h"
 #include "region_file.h"
-#include "throttle.h"
 
 #define AGENT_LEASE_NS (1000 * MS_NS)
 #define MONITOR_LEASE_NS (UINT64_C(7000) * MS_NS) /* a round, and what listing the node's pods may take */
@@ -16,7 +15,7 @@ static struct {
 /* Until when the agent blocks the device; 0: it does not. */
 static uint64_t blocked_by_agent(int place, uint64_t until_ns, uint64_t now_ns)
 {
-    if (until_ns - now_ns - 1 >= (uint64_t)LEASES_LONGEST_NS) /* or it is over */
+    if (!leases_hold(until_ns, now_ns))
         return 0;
     if (atomic_exchange(&agent_blocks[place].until_ns, until_ns) != until_ns)
         loose_store(&agent_blocks[place].seen_at_ns, now_ns);

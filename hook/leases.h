@@ -11,10 +11,19 @@
 #ifndef VGPU_LEASES_H
 #define VGPU_LEASES_H
 
+#include "throttle.h"
+
+#include <stdbool.h>
 #include <stdint.h>
 
 #define LEASES_LONGEST_NS                                                                                    \
     (5000 * MS_NS) /* of the agent's: what names a later time is left from another boot */
+
+/* Whether what the agent lends or blocks until then still does. */
+static inline bool leases_hold(uint64_t until_ns, uint64_t now_ns)
+{
+    return until_ns - now_ns - 1 < (uint64_t)LEASES_LONGEST_NS;
+}
 
 /* When to look again; 0: nobody blocks the device. `agent_ns`: until when the agent does. Thread safe. */
 uint64_t leases_until_ns(int place, uint64_t agent_ns, uint64_t now_ns);

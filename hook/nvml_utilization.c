@@ -7,6 +7,7 @@
  */
 #include "busy.h"
 #include "depth.h"
+#include "leases.h"
 #include "limits.h"
 #include "monotonic.h"
 #include "nvml_place.h"
@@ -30,16 +31,28 @@ static unsigned percent_of(uint64_t spent_ns, uint64_t window_ns, uint64_t permi
     return percent >= 100 ? 100 : (unsigned)percent;
 }
 
+static unsigned least(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+
+/* All that it may use now. What is lent raises no share that the process has lowered itself. */
+static unsigned whole_permille(const struct core_share *share)
+{
+    bool lent =
+        share->permille == share->container_permille && leases_hold(share->lent_until_ns, monotonic_ns());
+    return lent ? least(WHOLE_GPU_PERMILLE, share->permille + share->lent_permille) : share->permille;
+}
+
 /* What the container used of its share of late, in percent. */
 static unsigned own_percent(int place, const struct core_share *share)
 {
     struct region_device *device = region_device_at(place);
-    uint64_t window_ns, lent = share->lent_until_ns > monotonic_ns() ? share->lent_permille : 0;
-    uint64_t permille = share->permille + lent;
+    uint64_t window_ns;
     if (!device)
         return 0;
     uint64_t spent_ns = busy_ns(device, &window_ns);
-    return percent_of(spent_ns, window_ns, permille < WHOLE_GPU_PERMILLE ? permille : WHOLE_GPU_PERMILLE);
+    return percent_of(spent_ns, window_ns, whole_permille(share));
 }
 
 /* Whether the container's share of this device's time is enforced; then also how much it used of it. */
@@ -51,11 +64,6 @@ static bool own_utilization(const struct real_nvml *real, nvmlDevice_t device, u
         return false;
     *percent = own_percent(place, &share);
     return true;
-}
-
-static unsigned least(unsigned a, unsigned b)
-{
-    return a < b ? a : b;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, struct nvml_utilization *utilization)
@@ -121,7 +129,8 @@ static bool translate(int place, unsigned *pid)
 static unsigned of_share(int place, unsigned percent)
 {
     struct core_share share = limits_core(place);
-    return share.enforced ? least(100, least(100, percent) * WHOLE_GPU_PERMILLE / share.permille) : percent;
+    return share.enforced ? least(100, least(100, percent) * WHOLE_GPU_PERMILLE / whole_permille(&share))
+                          : percent;
 }
 
 static nvmlReturn_t answer(unsigned found, unsigned room, unsigned *count)

@@ -20,7 +20,7 @@ from hooked_programs import LIMIT, Node
 from limits_bed import LimitsBed, limits_bed
 from waiting import eventually
 
-from agent.domain.limits_file import DeviceLimit
+from agent.domain.limits_file import CorePolicy, DeviceLimit
 from agent.domain.region import decode
 from agent.sim.driver import SimGpu, SimMig, made_up_uuid
 
@@ -541,6 +541,38 @@ def test_others_utilisation_is_not_shown(node: Node, call: str) -> None:
         assert look(node, f"{call}(handle())", **env) == [[tenant.pid, 30]]
         assert look(node, f"{call}(handle(), 0)", **env) == [7, 1]
         assert look(node, f"{call}(handle())", **CORES) == [[tenant.pid, 60]]  # of the share
+
+
+@pytest.mark.parametrize(
+    ("lent_for_s", "env", "permille"),
+    [
+        pytest.param(4, {}, 600, id="lent"),
+        pytest.param(-1, {}, 300, id="over"),
+        pytest.param(3600, {}, 300, id="left by another boot"),
+        pytest.param(4, {"CUDA_DEVICE_SM_LIMIT": "20"}, 200, id="to who has lowered its own"),
+    ],
+)
+def test_utilisation_is_of_the_share_and_of_what_is_lent(
+    node: Node, bed: LimitsBed, lent_for_s: int, env: dict[str, str], permille: int
+) -> None:
+    """The container has had 15 % of the GPU's time since somebody asked."""
+    node.sim.process(0, OTHER, 1, sm_percent=15)
+    until_ns = time.monotonic_ns() + lent_for_s * 10**9
+    bed.write(
+        DeviceLimit(uuid=GPU, core_permille=300, lent_permille=300, lent_until_ns=max(0, until_ns)),
+        core_policy=CorePolicy.FORCE,
+    )
+    with tenants(node, 1, bed.environment()) as (tenant,):
+        tenant.ask("alloc(1)")
+        with node.cache.open("r+b") as file:  # as the agent does
+            os.pwrite(file.fileno(), struct.pack("<i", OTHER), FIRST_SLOT + HOST_PID_OFFSET)
+        then_ns = time.monotonic_ns() - 10 * 10**9
+        note(node, 1500, then_ns, 0)
+        told = "[utilization(handle())[0], by_process(handle()), by_process_newer(handle())]"
+        gpu, *by_process = look(node, told, **bed.environment(**env))
+        least = 1500 * 10**11 // (time.monotonic_ns() - then_ns) // permille
+        assert by_process == [[[tenant.pid, 15_000 // permille]]] * 2
+        assert least <= gpu <= 15_000 // permille
 
 
 @BY_PROCESS

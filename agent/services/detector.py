@@ -4,6 +4,7 @@ A finding is said when it is seen a second time, so that a process that ends whi
 pid that is given away again, accuses nobody; the second look comes soon.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,7 @@ log = logs.get(__name__)
 
 LOOKING_S = 600.0  # the driver may hang; a restart of this loop would meet the same
 AGAIN_S = 0.5
+REST_PER_WORK = 20.0  # per second on a processor: many processes, or with many mounts, take long
 EVICT_AGAIN_ROUNDS, UNSEEN_ROUNDS = 10, 3
 EVENT, EVICTED = "VgpuBypass", "VgpuBypassEvicted"
 UNSEEN = (
@@ -71,7 +73,7 @@ class Detector:
 
     name = "detector"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         users: GpuUsers,
         places: ProcessPlaces,
@@ -82,6 +84,7 @@ class Detector:
         post: Callable[[ClusterEvent], None] = lambda _: None,
         count: Callable[[str], None] = lambda _: None,
         evict: Callable[[Pod], None] | None = None,
+        cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """`evict` ends a pod, where that is wanted; it may raise AgentError."""
         self._users = users
@@ -92,6 +95,7 @@ class Detector:
         self._post = post
         self._count = count
         self._evict = evict
+        self._cpu_s = cpu_s
         self._listed: Mapping[str, Sequence[GpuProcess]] = {}
         self._seen_once: frozenset[object] = frozenset()
         self._unseen_rounds = 0
@@ -104,11 +108,20 @@ class Detector:
     def run(self, life: Lifeline) -> None:
         states = self._books.states
         life.on_stop(states.poke)
+        owed_s, soon = 0.0, False
         while not life.stopping:
             version, _ = states.read()
             life.pulse(LOOKING_S)
-            pause_s = AGAIN_S if self.look_once() else self._every_s
-            if not life.stopping:
+            before_s = self._cpu_s()
+            again = self.look_once()
+            owed_s += REST_PER_WORK * (self._cpu_s() - before_s)
+            soon = again and not soon
+            # The second look at a finding comes before the rest, which then is that of both.
+            rest_s = 0.0 if soon else owed_s
+            owed_s -= rest_s
+            pause_s = (AGAIN_S if again else self._every_s) - rest_s
+            if life.pause(rest_s) and pause_s > 0:
+                life.pulse(pause_s + LOOKING_S)
                 states.wait_for_change(version, pause_s)
 
     def look_once(self) -> bool:

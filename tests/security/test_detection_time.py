@@ -4,7 +4,7 @@ Every moment at which an attack can begin is tried, since the worst is between t
 this machine is asked. The loops are the agent's own, `/proc` is made up.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,13 +154,28 @@ def test_a_program_without_the_library_is_told_of(
 class SlowUsers:
     """The driver's list, of which the attack is a part from its moment on."""
 
-    def __init__(self, clock: Clock, at_s: float, processes: Sequence[GpuProcess]) -> None:
+    def __init__(
+        self, clock: Clock, at_s: float, processes: Sequence[GpuProcess], look_s: float = LOOK_S
+    ) -> None:
         self._clock, self._at_s, self._processes = clock, at_s, tuple(processes)
+        self._look_s = look_s
+        self.looked_s = 0.0
 
     def look(self) -> Mapping[str, tuple[GpuProcess, ...]]:
         listed = self._processes if self._clock.now_s >= self._at_s else ()
-        self._clock.passes(LOOK_S)
+        self._clock.passes(self._look_s)
+        self.looked_s += self._look_s
         return {A: listed}
+
+
+class NewUsers(SlowUsers):
+    """Another process at each look, so that a second look is wanted each time."""
+
+    def look(self) -> Mapping[str, tuple[GpuProcess, ...]]:
+        self._processes = tuple(
+            replace(one, pid=one.pid + len(self._processes)) for one in self._processes
+        )
+        return super().look()
 
 
 PODS_OWN = at()  # in the container that has the grant
@@ -180,7 +195,7 @@ def said_of_detector(
     said: list[float] = []
     loop = Detector(
         users, bed.places, books, Allowed(), every_s=every_s,
-        post=lambda _: said.append(clock.now_s),
+        post=lambda _: said.append(clock.now_s), cpu_s=lambda: clock.now_s,
     )  # fmt: skip
 
     loop.run(Life(clock, lambda: bool(said)))  # type: ignore[arg-type] # does what is asked of it
@@ -209,3 +224,28 @@ def test_more_than_was_granted_is_told_of(
 ) -> None:
     longest_s = worst(lambda begins_s: said_of_detector(processes, where, begins_s, every_s))
     assert (longest_s <= WITHIN_S) is in_time, longest_s
+
+
+class Anywhere:
+    """Every process is of the pod without a grant."""
+
+    def trace(self, pids: Collection[int]) -> Mapping[int, Whereabouts]:
+        return dict.fromkeys(pids, ANOTHER)
+
+
+@pytest.mark.parametrize("users", [SlowUsers, NewUsers])
+@pytest.mark.parametrize("look_s", [0.001, LOOK_S, 1.0])
+def test_looking_takes_a_twentieth_of_a_processor_at_most(
+    users: type[SlowUsers], look_s: float
+) -> None:
+    """Whatever a look takes, and also where processes that come and go want a second one each time."""
+    clock, bed = Clock(), BypassBed()
+    states = Waited(())
+    states.clock = clock
+    listed = users(clock, 0.0, [holds(1)], look_s)
+    loop = Detector(
+        listed, Anywhere(), replace(bed.loop._books, states=states), Allowed(),
+        cpu_s=lambda: clock.now_s,
+    )  # fmt: skip
+    loop.run(Life(clock, lambda: False))  # type: ignore[arg-type] # does what is asked of it
+    assert listed.looked_s <= clock.now_s / 20

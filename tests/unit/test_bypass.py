@@ -3,6 +3,7 @@
 import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ from agent.errors import NvmlError
 from agent.ports import ClusterEvent
 from agent.services.detector import EVENT, EVICT_AGAIN_ROUNDS, EVICTED, Books, Detector
 from agent.services.published import PodTable, Published
-from agent.supervisor import Supervisor
+from agent.supervisor import Lifeline, Supervisor
 from tests.unit.fakes import FakeGrantLog, gpus, unavailable
 from tests.waiting import eventually
 
@@ -437,6 +438,36 @@ class Bed:
 
     def found(self) -> list[Kind]:
         return [bypass.kind for bypass in self.loop.found.now()]
+
+
+class Waiting(Published[tuple[ContainerState, ...]]):
+    """States for which the loop waits as long as it wants to, once; notes whether it is late then."""
+
+    def __init__(self, clock_s: list[float], life: Lifeline, stop: Event) -> None:
+        super().__init__(())
+        self.overdue_s: list[float] = []
+        self._clock_s, self._life, self._stop = clock_s, life, stop
+
+    def wait_for_change(self, _seen_version: int, timeout_s: float | None) -> bool:
+        self._clock_s[0] += timeout_s or 0.0
+        self.overdue_s.append(self._life.overdue_s())
+        self._stop.set()
+        return False
+
+
+def test_it_is_not_late_while_it_waits() -> None:
+    """For an hour, where nothing is to be looked at more often."""
+    clock_s, stop = [0.0], Event()
+    life = Lifeline(stop, lambda: clock_s[0])
+    states = Waiting(clock_s, life, stop)
+    bed = Bed()
+    loop = Detector(
+        bed.users, bed.places, replace(bed.loop._books, states=states), Allowed(), every_s=3600.0,
+        cpu_s=lambda: 0.0,
+    )  # fmt: skip
+    loop.run(life)
+    assert clock_s == [3600.0]
+    assert max(states.overdue_s) <= 0
 
 
 def test_what_is_seen_twice_is_said_once() -> None:

@@ -50,21 +50,21 @@ def living(slots: Sequence[RegionProcess], sight: Sight | None) -> tuple[RegionP
     """
     if sight is None:
         return tuple(slots)
-    return tuple(slot for slot in slots if _lives(slot, sight))
+    # Both are as many as a container likes: they are not compared each with each.
+    pids = {process.pid for process in sight.processes}
+    inside = {process.pid_inside for process in sight.processes}
+    whole = {(one.start_time, one.pid_inside, one.pid_namespace) for one in sight.processes}
 
-
-def _lives(slot: RegionProcess, sight: Sight) -> bool:
-    if slot.start_time == 0:
-        return any(
-            (slot.host_pid > 0 and process.pid == slot.host_pid)
-            or process.pid_inside in (slot.pid, 0)
-            for process in sight.processes
+    def lives(slot: RegionProcess) -> bool:
+        if slot.start_time == 0:
+            by_host = slot.host_pid > 0 and slot.host_pid in pids
+            return by_host or not inside.isdisjoint((slot.pid, 0))
+        if slot.start_time >= sight.began_at_ticks:
+            return slot.start_time <= sight.now_ticks
+        return not whole.isdisjoint(
+            (slot.start_time, pid, namespace)
+            for pid in (slot.pid, 0)  # 0: it could not be seen of the process
+            for namespace in (slot.pid_namespace, 0)
         )
-    if slot.start_time >= sight.began_at_ticks:
-        return slot.start_time <= sight.now_ticks
-    return any(
-        process.start_time == slot.start_time
-        and process.pid_inside in (slot.pid, 0)
-        and process.pid_namespace in (slot.pid_namespace, 0)
-        for process in sight.processes
-    )
+
+    return tuple(slot for slot in slots if lives(slot))

@@ -1,6 +1,8 @@
 """Which slots of a region are of processes that live."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -79,3 +81,40 @@ def test_only_what_is_there_counts_and_more_is_never_less(
     assert set(found) <= set(slots)
     more = Sight((*processes, PROCESS), looked_at, NOW)
     assert set(found) <= set(living(slots, more))
+
+
+def is_of(slot: RegionProcess, process: Process) -> bool:
+    if slot.start_time == 0:
+        by_host = slot.host_pid > 0 and process.pid == slot.host_pid
+        return by_host or process.pid_inside in (slot.pid, 0)
+    return (
+        process.start_time == slot.start_time
+        and process.pid_inside in (slot.pid, 0)
+        and process.pid_namespace in (slot.pid_namespace, 0)
+    )
+
+
+@given(st.lists(SLOTS), st.lists(PROCESSES))
+def test_who_counts_is_somebody_who_was_seen(
+    slots: list[RegionProcess], processes: list[Process]
+) -> None:
+    counted = living(slots, Sight(tuple(processes), LOOKED_AT, NOW))
+    assert counted == tuple(s for s in slots if any(is_of(s, process) for process in processes))
+
+
+class Counted(tuple[Process, ...]):
+    """Processes that count how often one looks through them."""
+
+    __slots__ = ()
+    looks: ClassVar[int] = 0
+
+    def __iter__(self) -> Iterator[Process]:
+        Counted.looks += 1
+        return super().__iter__()
+
+
+def test_processes_are_not_looked_through_for_each_slot() -> None:
+    """A container decides how many there are of both, and whoever asks for a picture when they are compared."""
+    before = Counted.looks
+    assert living([SLOT, FOREIGN] * 500, Sight(Counted((PROCESS,)), LOOKED_AT, NOW))
+    assert 0 < Counted.looks - before < 10

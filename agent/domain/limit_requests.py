@@ -13,10 +13,11 @@ Memory is spelled as Kubernetes spells it (apimachinery, resource.Quantity; no e
 are percent of a GPU. Parsers are total: MalformedRequest, and nothing else, for any other bytes.
 """
 
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ ANNOTATION = "vgpu-agent/limits"
 MAX_BODY_BYTES = 1 << 16
 MAX_ANNOTATION_CHARS = 1 << 14
 MAX_CONTAINERS = 64
+MAX_REMEMBERED = 256  # annotations; a node has hardly as many pods
 MAX_NAME_CHARS = 400  # namespace, pod and container together
 MAX_MEMORY_BYTES = 1 << 50  # of one GPU: a thousand times what there is
 WHOLE_PERCENT = 100
@@ -259,12 +261,43 @@ def parse_annotation(text: str) -> dict[str, AnnotationEntry]:
     return {name: _entry(item) for name, item in value.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an annotation says, without what it is."""
+
+    digests: Mapping[str, str]  # by container; empty where it cannot be read
+    unread: str = ""  # its digest where it cannot be read; empty: it can
+
+
+def said(text: str) -> Said:
+    """What an annotation says, as far as it takes to know whether that is new. Total.
+
+    Remembered, since it is asked whenever anything changes about any pod of the node.
+    """
+    return _said(text if len(text) <= MAX_ANNOTATION_CHARS else text[: MAX_ANNOTATION_CHARS + 1])
+
+
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
+def _said(text: str) -> Said:
+    try:
+        entries = parse_annotation(text)
+    except MalformedRequest:
+        return Said({}, _digest([text[:MAX_ANNOTATION_CHARS]]))
+    return Said({name: entry.digest for name, entry in entries.items()})
+
+
 def annotation_entry(text: str, container: str) -> AnnotationEntry | None:
     """What the annotation says of one container; None: nothing. Total."""
     try:
         return parse_annotation(text).get(container)
     except MalformedRequest as error:
-        return AnnotationEntry(_digest([text[:MAX_ANNOTATION_CHARS]]), problem=str(error))
+        return AnnotationEntry(said(text).unread, problem=str(error))
+
+
+def annotation_digest(text: str, container: str) -> str:
+    """The digest of that, and nothing else; empty: it says nothing. Total."""
+    found = said(text)
+    return found.unread or found.digests.get(container, "")
 
 
 def strangers(text: str, known: Collection[str]) -> Strangers:
@@ -272,9 +305,5 @@ def strangers(text: str, known: Collection[str]) -> Strangers:
 
     One that cannot be read names nobody.
     """
-    try:
-        entries = parse_annotation(text)
-    except MalformedRequest:
-        return Strangers()
-    said = {name: entry.digest for name, entry in entries.items() if name not in known}
-    return Strangers(_digest(said), tuple(sorted(said))) if said else Strangers()
+    others = {name: one for name, one in said(text).digests.items() if name not in known}
+    return Strangers(_digest(others), tuple(sorted(others))) if others else Strangers()

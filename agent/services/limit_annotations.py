@@ -24,6 +24,7 @@ from agent.domain.limit_requests import (
     AnnotationEntry,
     MalformedRequest,
     Strangers,
+    annotation_digest,
     annotation_entry,
     strangers,
 )
@@ -100,11 +101,11 @@ class LimitAnnotations:
     def _follow(self, record: GrantRecord) -> bool:
         """Deal with one container's annotation; False: it has to be looked at again."""
         pod = self._containers.pod(record)
-        entry = annotation_entry(_text(pod), record.container)
-        if entry is None and self._strangers(pod).names:
+        text = _text(pod)
+        digest = annotation_digest(text, record.container)
+        if not digest and self._strangers(pod).names:
             return True
-        digest = entry.digest if entry else ""
-        return self._once(key(record), digest, record, lambda: self._deal_with(record, entry))
+        return self._once(key(record), digest, record, lambda: self._deal_with(record, text))
 
     def _follow_names(self, record: GrantRecord) -> bool:
         """Tell of names that are nobody's; `record` is any of the pod's. False: look again."""
@@ -142,8 +143,9 @@ class LimitAnnotations:
         times.append(now_s)
         return True
 
-    def _deal_with(self, record: GrantRecord, entry: AnnotationEntry | None) -> None:
+    def _deal_with(self, record: GrantRecord, text: str) -> None:
         """Raises NodeNotReady."""
+        entry = annotation_entry(text, record.container)
         before = self._limits.record(record.pod_uid, record.container)
         if entry is None:
             if before.annotation:

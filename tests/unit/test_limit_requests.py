@@ -12,6 +12,7 @@ from agent.domain.limit_requests import (
     LimitRequest,
     MalformedRequest,
     SocketRequest,
+    annotation_digest,
     annotation_entry,
     parse_annotation,
     parse_body,
@@ -248,6 +249,7 @@ def test_any_annotation_is_read_or_has_a_problem(text: str) -> None:
     assert bool(found.digest) == bool(found.names)
     assert len(found.shown) < 500
     entry = annotation_entry(text, "c")
+    assert annotation_digest(text, "c") == (entry.digest if entry else "")
     if entry is not None:
         assert isinstance(entry, AnnotationEntry)
         assert bool(entry.limits) != bool(entry.problem)

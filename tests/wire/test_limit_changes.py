@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -412,6 +413,25 @@ def test_what_the_pod_may_not_is_refused_once_and_its_limits_stay(
     assert (event.reason, event.warning) == ("VgpuLimitsRefused", True)
     assert said in event.message
     assert node.counted == [("annotation", "refused")]
+
+
+def test_what_was_read_once_is_not_read_again(node: Node) -> None:
+    """It is looked at whenever anything changes about any pod, and a tenant decides how long it is."""
+    records = [node.grant("p", f"c{place}") for place in range(16)]
+    said = {f"c{place}": [{"memory": "500Mi"}] * 14 for place in range(48)}
+    node.annotate(records[0], said | {"c0": "a lot", "c1": {"cores": 41}})
+    agent = node.agent()
+    for _ in range(4):
+        agent.annotations.look_once()
+        node.now_s += 30
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name + event))
+    try:
+        agent.annotations.look_once()
+    finally:
+        sys.setprofile(None)
+    assert "look_oncecall" in calls
+    assert "parse_annotationcall" not in calls
 
 
 def test_a_seen_annotation_is_no_new_change_after_a_restart(node: Node) -> None:

@@ -85,7 +85,8 @@ def _chosen(request: LimitRequest, cards: Sequence[Card]) -> list[str]:
     if not request.gpu:
         return [card.uuid for card in cards]
     for card in cards:
-        if request.gpu.lower() == card.uuid.lower() or request.gpu == str(card.index):
+        number = "" if card.index is None else str(card.index)
+        if request.gpu.lower() == card.uuid.lower() or request.gpu == number:
             return [card.uuid]
     raise LimitRefused(
         f"the container has no share of GPU {request.gpu!a}; it has: "

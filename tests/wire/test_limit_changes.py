@@ -194,6 +194,15 @@ def test_who_has_a_whole_gpu_follows_its_limits(node: Node) -> None:
     assert agent.containers.has_whole_gpus(record) is None
 
 
+def test_a_gpu_that_the_driver_does_not_list_is_named_by_its_uuid_alone(node: Node) -> None:
+    record = node.grant("p")
+    agent = node.agent()
+    agent.inventory.publish(GpuInventory())
+    assert agent.post(target="p", gpu="None", memory="1Mi")[0] == 409
+    assert node.held(record) == [(1000, 40)]
+    assert agent.post(target="p", gpu=record.claims[0].uuid, memory="500Mi")[0] == 200
+
+
 # --- what the card has ----------------------------------------------------------------------------
 
 

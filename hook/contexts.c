@@ -23,6 +23,7 @@ struct context {
     int place;
     struct cost cost;
     CUdevice green_of; /* -1: it is not green */
+    int users; /* besides who made it */
 };
 
 struct module {
@@ -173,6 +174,27 @@ CUresult context_ended(struct context_end *end, CUresult result)
     }
     looks_calls(false);
     return result;
+}
+
+bool context_users(CUcontext handle, int more)
+{
+    int place = -1;
+    if (more > 0)
+        place_of_context(&place);
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&lock);
+    struct context *context = (struct context *)table_find(&contexts, key_of(handle));
+    if (!context && more > 0 && (context = calloc(1, sizeof *context))) {
+        *context = (struct context){.place = place, .green_of = -1};
+        table_add(&contexts, &context->entry, key_of(handle));
+    }
+    bool stays = context && (context->green_of >= 0 || context->users + more >= 0);
+    for (int i = 0; i < MAX_ORDINALS; i++)
+        stays |= more < 0 && primaries[i].context == handle;
+    if (stays && context)
+        context->users += more;
+    pthread_mutex_unlock(&lock);
+    return stays;
 }
 
 void context_grew(CUcontext handle, CUdevice device, struct cost cost)

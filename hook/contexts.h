@@ -42,6 +42,10 @@ void context_ending(struct context_end *end, const void *context, bool owns);
 /* It has ended, or the driver refused. */
 CUresult context_ended(struct context_end *end, CUresult result);
 
+/* It has one user more (1; the current one, cuCtxAttach), or is to have one less (-1). False: it could not be
+ * noted; or that one is the last, with whom it ends. Primary and green contexts do not end so. */
+bool context_users(CUcontext context, int more);
+
 /* A limit of the context was raised, which was charged so much; or lowered, which gives bytes back. */
 void context_grew(CUcontext context, CUdevice device, struct cost cost);
 void context_shrank(CUcontext context, uint64_t bytes);

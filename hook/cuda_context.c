@@ -135,6 +135,42 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
     return end_context(real ? real->cuCtxDestroy_v2 : NULL, context);
 }
 
+/* Older ways, and still those of PyCUDA, and of many a program that looks what memory there is: who attaches
+ * is one more user of the current context, and with the last one that detaches it ends. */
+
+EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned flags)
+{
+    const struct real_cuda *real = real_cuda();
+    CUcontext current = NULL;
+    if (!real || !real->cuCtxAttach)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!charging())
+        return real->cuCtxAttach(context, flags);
+    /* What nobody knows that it outlasts its maker's end would be given back with that. */
+    CUresult result = real->cuCtxGetCurrent ? CALL(cuCtxGetCurrent, &current) : CUDA_ERROR_NOT_SUPPORTED;
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (current && !context_users(current, 1))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = CALL(cuCtxAttach, context, flags);
+    if (current && result != CUDA_SUCCESS)
+        context_users(current, -1);
+    return result;
+}
+
+EXPORT CUresult cuCtxDetach(CUcontext context)
+{
+    const struct real_cuda *real = real_cuda();
+    if (!real || !charging() || !context_users(context, -1))
+        return end_context(real ? real->cuCtxDetach : NULL, context);
+    if (!real->cuCtxDetach)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = CALL(cuCtxDetach, context);
+    if (result != CUDA_SUCCESS)
+        context_users(context, 1);
+    return result;
+}
+
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     const struct real_cuda *real = real_cuda();

@@ -64,6 +64,8 @@ CUresult cuCtxCreate_v3(CUcontext *, CUexecAffinityParam *, int, unsigned int, C
 CUresult cuCtxCreate_v4(CUcontext *, CUctxCreateParams *, unsigned int, CUdevice);
 CUresult cuCtxDestroy(CUcontext);
 CUresult cuCtxDestroy_v2(CUcontext);
+CUresult cuCtxAttach(CUcontext *, unsigned int);
+CUresult cuCtxDetach(CUcontext);
 CUresult cuCtxSetLimit(CUlimit, size_t);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuDevicePrimaryCtxRelease(CUdevice);

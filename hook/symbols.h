@@ -70,6 +70,8 @@
     X(cuCtxCreate_v4, "cuCtxCreate", 12050, 0)                                                                \
     X(cuCtxDestroy, "cuCtxDestroy", 2000, 0)                                                                  \
     X(cuCtxDestroy_v2, "cuCtxDestroy", 4000, 0)                                                               \
+    X(cuCtxAttach, "cuCtxAttach", 2000, 0)                                                                    \
+    X(cuCtxDetach, "cuCtxDetach", 2000, 0)                                                                    \
     X(cuCtxSetLimit, "cuCtxSetLimit", 3010, 0)                                                                \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, 0)                                          \
     X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 7000, 0)                                        \

@@ -22,6 +22,7 @@ struct CUctx_st {
     unsigned references; /* of a primary context */
     bool reset; /* since it was made last */
     unsigned long long id; /* 0: a green one */
+    unsigned attached; /* users besides who made it, or retains it */
     uint64_t bytes, heap_bytes; /* what it holds of the GPU */
     CUcontext parent; /* of a green context: the primary one, of which all but its streams is; else NULL */
 };

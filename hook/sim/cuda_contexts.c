@@ -270,13 +270,12 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters
     return create(__func__, context, device);
 }
 
-EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
+static CUresult destroy(const char *function, CUcontext context)
 {
-    FAIL_IF_TOLD;
     struct cuda_call call;
     if (!context || context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
-    CUresult result = cuda_begin_device(&call, __func__, context->device);
+    CUresult result = cuda_begin_device(&call, function, context->device);
     if (result == CUDA_SUCCESS) {
         if (current_context() == context)
             depth--;
@@ -290,10 +289,48 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
     return cuda_end(&call, result);
 }
 
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    FAIL_IF_TOLD;
+    return destroy(__func__, context);
+}
+
 EXPORT CUresult cuCtxDestroy(CUcontext context)
 {
     FAIL_IF_TOLD;
-    return cuCtxDestroy_v2(context);
+    return destroy(__func__, context);
+}
+
+/* --- users of a context, of before CUDA 4 --------------------------------------------------------------- */
+
+EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned flags)
+{
+    struct cuda_call call;
+    CUresult result = cuda_begin_context(&call, __func__);
+    if (result == CUDA_SUCCESS && (!context || flags))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *context = current_context();
+        pthread_mutex_lock(&lock);
+        (*context)->attached++;
+        pthread_mutex_unlock(&lock);
+    }
+    return cuda_end(&call, result);
+}
+
+/* Who made it is a user as well, but of a primary or green one. */
+EXPORT CUresult cuCtxDetach(CUcontext context)
+{
+    FAIL_IF_TOLD;
+    if (!context || context != current_context())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    bool attached = context->attached;
+    context->attached -= attached;
+    pthread_mutex_unlock(&lock);
+    if (attached)
+        return CUDA_SUCCESS;
+    return context->parent ? CUDA_ERROR_INVALID_CONTEXT : destroy(__func__, context);
 }
 
 EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id)

@@ -169,6 +169,9 @@ ANEW = "primary = retain(); current(primary)"
         pytest.param(f"launch(function); cuda.cuDevicePrimaryCtxReset(0); {ANEW}", id="reset"),
         pytest.param("c = context(); launch(function); cuda.cuCtxDestroy_v2(c)", id="destroy"),
         pytest.param(
+            "c = context(); launch(function); assert cuda.cuCtxDetach(c) == 0", id="detach"
+        ),
+        pytest.param(
             "launch(function); assert cuda.cuCtxDestroy_v2(primary)", id="failing destroy"
         ),
     ],
@@ -341,6 +344,7 @@ def test_with_the_last_green_context_that_of_its_device_ends(limited: Node) -> N
     ("step", "most"),
     [
         pytest.param("c = context(); launch(function); cuda.cuCtxDestroy_v2(c)", 0, id="alone"),
+        pytest.param("c = context(); launch(function); cuda.cuCtxDetach(c)", 0, id="detached"),
         pytest.param(
             "launch(function); c = context(); launch(function); cuda.cuCtxDestroy_v2(c)",
             20,
@@ -434,6 +438,7 @@ def test_each_device_of_a_launch_on_several_is_charged(limited: Node) -> None:
         pytest.param("", "cuda.cuStreamDestroy_v2(s)", id="cuStreamDestroy_v2"),
         pytest.param("", "cuda.cuStreamDestroy(s)", id="cuStreamDestroy"),
         pytest.param("c = context()", "cuda.cuCtxDestroy_v2(c)", id="cuCtxDestroy_v2"),
+        pytest.param("c = context()", "cuda.cuCtxDetach(c)", id="cuCtxDetach"),
         pytest.param(
             "green = made('cuGreenCtxCreate', Handle(1), 0, 1)\n"
             "current(made('cuCtxFromGreenCtx', green))",

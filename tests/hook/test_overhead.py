@@ -116,20 +116,68 @@ def test_a_reset_is_no_release(costly: Node) -> None:
     ],
     ids=lambda make: make.split("'")[1],
 )
-@pytest.mark.parametrize("end", ["cuCtxDestroy", "cuCtxDestroy_v2"])
+@pytest.mark.parametrize("end", ["cuCtxDestroy", "cuCtxDestroy_v2", "cuCtxDetach"])
 def test_each_context_is_charged_until_it_is_destroyed(costly: Node, make: str, end: str) -> None:
     steps = f"start(); e, c = {make}; r += [e, both(), cuda.{end}(c), start(), both()]"
     assert run(costly, steps) == [0, [600, 600], 0, 0, [300, 300]]
 
 
-def test_what_was_made_in_a_context_ends_with_it(costly: Node) -> None:
+@pytest.mark.parametrize("end", ["cuCtxDestroy_v2", "cuCtxDetach"])
+def test_what_was_made_in_a_context_ends_with_it(costly: Node, end: str) -> None:
     steps = (
         "start(); e, c = context(); m = ctypes.c_void_p(); r += [e, alloc(100)[0]]\n"
         "r += [array('cuArrayCreate_v2', Array2D(6400, 1024, FLOAT, 4))[0]]\n"
         "r += [cuda.cuModuleLoadData(ctypes.byref(m), b'x'), both()]\n"
-        "r += [cuda.cuCtxDestroy_v2(c), start(), both()]"
+        f"r += [cuda.{end}(c), start(), both()]"
     )
     assert run(costly, steps) == [0, 0, 0, 0, [820, 820], 0, 0, [300, 300]]
+
+
+@pytest.mark.parametrize(
+    ("made", "charged_mib"),
+    [
+        pytest.param("e, c = context()", 600, id="its own"),
+        pytest.param("c = ctypes.c_void_p(); e = cuda.cuCtxGetCurrent(ctypes.byref(c))", 300, id="the device's"),
+        pytest.param(
+            "c = ctypes.c_void_p(); e = cuda.cuGreenCtxCreate(ctypes.byref(c), ctypes.c_void_p(1), 0, 1)\n"
+            "cuda.cuCtxPushCurrent_v2(c)", 375, id="a green one",
+        ),
+    ],
+)  # fmt: skip
+def test_a_context_that_is_attached_to_ends_with_nobody_who_detaches_before_the_last(
+    costly: Node, made: str, charged_mib: int
+) -> None:
+    """A device's own, and a green one, not even then; nor one of which the driver refuses that."""
+    steps = (
+        f"start(); {made}\n"
+        "alloc(100); a = ctypes.c_void_p()\n"
+        "attach = lambda: (cuda.cuCtxAttach(ctypes.byref(a), 0), a.value == c.value)\n"
+        "detach = lambda: (cuda.cuCtxDetach(c), both())\n"
+        "r += [e, *attach(), *attach(), *detach()]\n"
+        "with refused('cuCtxDetach'): r += [*detach()]\n"
+        "r += [*detach()]\n"
+        "with refused('cuCtxDetach'): r += [*detach()]\n"
+        "for call in ('cuCtxAttach', 'cuCtxGetCurrent'):\n"
+        "    with refused(call): r += [attach()[0]]\n"
+        "r += [*detach()]"
+    )
+    there = [charged_mib + 100] * 2
+    ends = charged_mib == 600
+    assert run(costly, steps) == [
+        0, 0, True, 0, True, 0, there, 999, there, 0, there, 999, there, 999, 999,
+        *([0, [300, 300]] if ends else [201, there]),
+    ]  # fmt: skip
+
+
+def test_who_looks_at_each_gpu_and_detaches_leaves_nothing_charged(costly: Node) -> None:
+    """As many a program does that lists GPUs with the memory that is free, before it uses one of them."""
+    steps = (
+        "cuda.cuInit(0)\n"
+        "for i in range(8):\n"
+        "    e, c = context('cuCtxCreate'); r += [e, both(), cuda.cuCtxDetach(c)]\n"
+        "r += [start(), both(), alloc(700)[0]]"
+    )
+    assert run(costly, steps) == [*([0, [300, 300], 0] * 8), 0, [300, 300], 0]
 
 
 def test_a_green_context_is_charged_what_it_takes(costly: Node) -> None:

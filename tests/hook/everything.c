@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,8 +189,8 @@ static void graphs(CUstream stream)
     DO(cuModuleUnload, module);
 }
 
-/* A context that ends with all that is in it. */
-static void contexts(CUcontext primary)
+/* A context that ends with all that is in it: destroyed, or with the last who detaches. */
+static void context(CUcontext primary, bool detached)
 {
     CUcontext own, before;
     CUdeviceptr address;
@@ -199,7 +200,10 @@ static void contexts(CUcontext primary)
     DO(cuMemAlloc_v2, &address, 1 << 20);
     if (OK(cuStreamCreate, &stream, 1))
         launches(stream);
-    DO(cuCtxDestroy_v2, own);
+    if (!detached)
+        DO(cuCtxDestroy_v2, own);
+    else if (OK(cuCtxAttach, &before, 0) && OK(cuCtxDetach, own))
+        DO(cuCtxDetach, own);
     if (OK(cuCtxGetCurrent, &before) && before != primary)
         DO(cuCtxSetCurrent, primary);
 }
@@ -288,7 +292,8 @@ static void *work(void *number)
             graphs(stream);
             break;
         case 6:
-            contexts(primary);
+            context(primary, false);
+            context(primary, true);
             break;
         default:
             looks(), lookups_of_all_kinds();

@@ -1,4 +1,7 @@
-/* Simulated CUDA driver: multicast objects, which show memory of several devices at one address. */
+/* Simulated CUDA driver: multicast objects, which show memory of several devices at one address. What a
+ * process has bound to one ends with its own last handle and mapping of it, though other processes may have
+ * more.
+ */
 #include "vmm.h"
 
 #include <stdlib.h>

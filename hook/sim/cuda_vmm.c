@@ -21,6 +21,7 @@ struct exported {
     pid_t owner;
     CUmemGenericAllocationHandle value;
     CUmemAllocationProp properties;
+    bool multicast;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -336,6 +337,7 @@ static void stand_for(struct physical *physical, CUmemGenericAllocationHandle va
     struct exported exported = {.bytes = physical->bytes, .owner = getpid(), .value = value};
     exported.sharing.bytes = physical->taken ? physical->bytes : 0;
     exported.properties = physical->properties;
+    exported.multicast = physical->multicast;
     memcpy(exported.uuid, physical->uuid, TEXT_BYTES);
     int fd = (int)syscall(SYS_memfd_create, "sim-memory", 0);
     if (fd >= 0 && pwrite(fd, &exported, sizeof exported, 0) == (ssize_t)sizeof exported)
@@ -382,7 +384,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *val
     if (!physical)
         return vmm_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
     if (!own) {
-        *physical = (struct physical){.bytes = exported.bytes, .properties = exported.properties};
+        *physical = (struct physical){
+            .bytes = exported.bytes, .properties = exported.properties, .multicast = exported.multicast};
         memcpy(physical->uuid, exported.uuid, TEXT_BYTES);
         int fd = dup((int)(intptr_t)shareable);
         if (fd < 0 || !share(physical, fd)) {

@@ -300,7 +300,7 @@ void sim_memory_let_go(const char *uuid, struct sim_sharing *sharing)
 {
     if (!enter())
         return;
-    int i = 0, gpu = gpu_row(uuid, false);
+    int i = 0, gpu = sharing->bytes ? gpu_row(uuid, false) : -1; /* or it is of no GPU */
     while (i < SIM_HOLDERS && !is_same(sharing->holders[i], self))
         i++;
     if (i < SIM_HOLDERS)

@@ -306,6 +306,33 @@ def test_a_device_that_is_unbound_leaves_the_others_memory_bound(node: Node) -> 
     assert run(node, steps) == [ALL + ALL, 0, NONE + ALL, 0, NONE + NONE]
 
 
+@pytest.mark.parametrize("end", ["unbind(m, 1)", "0"], ids=["unbound", "object released"])
+def test_each_process_is_charged_what_it_binds_to_an_object_of_another(
+    node: Node, end: str
+) -> None:
+    """As libraries of collectives do: one process makes the object, and each binds memory of its own GPU."""
+    node.sim.add_gpu(gpu=SimGpu(uuid=made_up_uuid(1)))
+    steps = (
+        "import socket\n"
+        "ours, theirs = socket.socketpair(); size = u64(60 * MIB)\n"
+        "bind = lambda m, h: cuda.cuMulticastBindMem(u64(m), u64(0), u64(h), u64(0), size, u64(0))\n"
+        "unbind = lambda m, device: cuda.cuMulticastUnbind(u64(m), device, u64(0), size)\n"
+        "both_of = lambda device: [charged_mib(), held_mib(device)]\n"
+        "if os.fork() == 0:\n"
+        "    start(1); fd = socket.recv_fds(theirs, 1, 1)[1][0]; m = take_in(fd); os.close(fd)\n"
+        "    _, h = create(60, 1, 1); a, b = reserve(60), reserve(60)\n"
+        "    there = [cuda.cuMulticastAddDevice(u64(m), 1), map_at(a, 60, h), bind(m, h), map_at(b, 60, m)]\n"
+        "    there += [create(60, 1, 1)[0], unmap(a, 60), release(h), both_of(1), unmap(b, 60), both_of(1)]\n"
+        f"    there += [{end}, release(m), both_of(1)]\n"
+        "    theirs.send(json.dumps(there).encode()); os._exit(0)\n"
+        "start(); m = multicast(60); fd = export(m); socket.send_fds(ours, [b'x'], [fd]); os.close(fd)\n"
+        "_, h = create(60); a = reserve(60); r += [bind(m, h), map_at(a, 60, m), json.loads(ours.recv(999))]\n"
+        "os.wait(); r += [release(h), both(), unmap(a, 60), unbind(m, 0), release(m), both()]"
+    )
+    there = [0, 0, 0, 0, 2, 0, 0, ALL, 0, ALL, 0, 0, NONE]
+    assert run(node, steps) == [0, 0, there, 0, ALL, 0, 0, 0, NONE]
+
+
 def test_what_is_not_charged_may_be_bound_and_unbound(node: Node) -> None:
     steps = (
         "m = multicast(60); _, h = create(60, 2)\n"

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from agent import logs
+from agent.adapters.nvml_memory import reserved_mib
 from agent.adapters.nvml_mig import NOT_FOR_US, if_told, read_devices, read_profiles
 from agent.adapters.nvml_topology import bus_id, read_pairs, text
 from agent.domain.gpu import Gpu, GpuEvent, MigDevice, MigProfile
@@ -130,6 +131,7 @@ class NvmlDriver:
         self._proc_gpus = proc_gpus
         self._mig_minors = mig_minors
         self._profiles: dict[str, tuple[MigProfile, ...]] = {}  # by uuid; they never change
+        self._reserved_mib: dict[str, int] = {}  # by uuid; asked once, so that slices stay as large
         self._events: Any = None  # the event set; None: none, or to be made anew
         self._watched: dict[int, str] = {}  # handle address in the event set -> uuid
         self._unwatchable: set[str] = set()
@@ -240,12 +242,15 @@ class NvmlDriver:
             divided = bool(mig_mode and mig_mode[0])
             unsaid = NOT_OFFERED | NOT_FOR_US if divided else NOT_OFFERED
             memory = if_told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), unsaid)
+            if memory is not None and uuid not in self._reserved_mib:
+                self._reserved_mib[uuid] = reserved_mib(handle)
             devices, profiles = self._mig(uuid, handle, minor) if divided else ((), ())
             return Gpu(
                 uuid=uuid,
                 index=index,
                 name=product_name(handle),
                 memory_mib=None if memory is None else int(memory.total) >> 20 or None,
+                reserved_mib=self._reserved_mib.get(uuid, 0),
                 numa_node=self._numa_node(handle, place),
                 pci_bus_id=place,
                 minor=minor,

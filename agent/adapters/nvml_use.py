@@ -14,6 +14,7 @@ import pynvml
 
 from agent import logs
 from agent.adapters.nvml import LOST, NOT_OFFERED, asking, error_of, product_name
+from agent.adapters.nvml_memory import OLDER, memory_as_told
 from agent.domain.accounting import GpuProcess, GpuUse
 from agent.errors import GpuLost, NvmlError
 
@@ -181,24 +182,10 @@ def _ecc(handle: Any, kind: int) -> int:
 
 def _memory(handle: Any) -> Any | None:
     """None for one of 0 bytes: drivers of unified memory answer so, or not at all."""
-    memory = _memory_as_told(handle)
+    memory = memory_as_told(handle)
     return memory if int(memory.total) else None
 
 
-def _memory_as_told(handle: Any) -> Any:
-    """Without the driver's own part where the driver tells that apart, as nvidia-smi shows it."""
-    try:
-        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    except pynvml.NVMLError as error:
-        if error.value not in OLDER:
-            raise
-    return pynvml.nvmlDeviceGetMemoryInfo(handle)
-
-
-OLDER = frozenset({  # the driver does not know this version of a call
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-})  # fmt: skip
 COMPUTE = (
     pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
     pynvml.nvmlDeviceGetComputeRunningProcesses_v2,

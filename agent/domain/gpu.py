@@ -62,6 +62,7 @@ class Gpu:
     index: int  # NVML index
     name: str  # product name as NVML gives it, e.g. "NVIDIA A40"
     memory_mib: int | None  # floor(total bytes / 1 MiB); None: the driver does not say (GB10), or 0
+    reserved_mib: int = 0  # of these, what the driver keeps for itself; 0 where it does not say
     numa_node: int | None = None
     pci_bus_id: str = ""  # "00000000:17:00.0"
     minor: int | None = None  # N of /dev/nvidiaN

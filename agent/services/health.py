@@ -193,7 +193,8 @@ class Health:
                     self._found(uuid)
                     log.info(
                         "gpu found", gpu=uuid, index=gpu.index, model=gpu.name,
-                        memory_mib=gpu.memory_mib, numa_node=gpu.numa_node, mig=gpu.mig_enabled,
+                        memory_mib=gpu.memory_mib, reserved_mib=gpu.reserved_mib,
+                        numa_node=gpu.numa_node, mig=gpu.mig_enabled,
                     )  # fmt: skip
                 self._gpus[uuid] = gpu
                 health = self._health.get(uuid, GpuHealth())

@@ -156,6 +156,20 @@ def _shown(node: LoneNode, name: str) -> dict[str, Any]:
     )
 
 
+def test_all_slices_can_be_used_up_where_the_driver_keeps_a_part_of_the_gpu(
+    lone: LoneMaker, run: Runner
+) -> None:
+    """NVML's total is with what the driver keeps for itself, of which nobody can have anything."""
+    node = lone("--device-split-count", "2", gpus=0, started=False)
+    node.driver.add_gpu(0, SimGpu(uuid=made_up_uuid(0), memory_mib=15360, reserved_mib=450))
+    node.start_agent()
+    eventually(lambda: _all_listed(node), within_s=60, what="vGPUs")
+    sides = [run(node, node.run_static(name, asks(1))) for name in ("one", "other")]
+    granted = [int(side.grant.env["CUDA_DEVICE_MEMORY_LIMIT_0"].rstrip("m")) for side in sides]
+    assert [side.takes(mib) for side, mib in zip(sides, granted, strict=True)] == [True, True]
+    assert granted == [7455, 7455]
+
+
 def test_several_slices_of_a_gpu_add_up(lone: LoneMaker, run: Runner) -> None:
     node = lone()
     grant = grant_of(node.run_static("big", asks(3)))

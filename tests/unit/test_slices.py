@@ -80,6 +80,26 @@ def test_equal_parts(memory_mib: int, count: int, scaling: float, part: Amount) 
     assert {one.amount for one in slices} == {part}
 
 
+@pytest.mark.parametrize(
+    ("reserved_mib", "scaling", "part_mib"),
+    [
+        pytest.param(450, 1.0, 1491, id="as on a T4"),
+        pytest.param(450, 2.0, 2982, id="of what there is, as scaled"),
+        pytest.param(15360, 1.0, 0, id="all of it"),
+        pytest.param(20000, 1.0, 0, id="more than all"),
+    ],
+)
+def test_what_the_driver_keeps_is_in_no_part(
+    reserved_mib: int, scaling: float, part_mib: int
+) -> None:
+    """But parts are compared with the whole: what is in use was cut by what was told before."""
+    gpu = replace(one_gpu(15360).gpus[0], reserved_mib=reserved_mib)
+    sharing = Sharing(memory_scaling=scaling)
+    slices = slices_of(EQUAL, GpuInventory.of([gpu]), sharing)
+    assert {one.amount.memory_mib for one in slices} == ({part_mib} if part_mib else set())
+    assert free(gpu, sharing, Held()).memory_mib == 15360 * scaling
+
+
 @given(st.integers(1, 300_000), st.integers(1, 100), st.floats(0.01, 4), st.floats(0.05, 2))
 def test_all_parts_together_are_never_more_than_the_card(
     memory_mib: int, count: int, memory_scaling: float, core_scaling: float

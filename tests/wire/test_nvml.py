@@ -58,6 +58,8 @@ def test_a_gpu_is_described_by_what_the_driver_says(nvml: NvmlDriver) -> None:
     [
         pytest.param({"memory_mib": None}, "memory_mib", None, id="unified memory, as on GB10"),
         pytest.param({"memory_mib": 0}, "memory_mib", None, id="unified memory, told as nothing"),
+        pytest.param({"reserved_mib": 450}, "memory_mib", 46068, id="with the driver's own"),
+        pytest.param({"reserved_mib": 450}, "reserved_mib", 450, id="the driver's own memory"),
         pytest.param({"numa_node": None}, "numa_node", None, id="no NUMA node"),
         pytest.param({"mig": True}, "mig_enabled", True, id="MIG on"),
         pytest.param({"compute_capability": "7.5"}, "mig_enabled", False, id="before MIG"),
@@ -91,6 +93,23 @@ def test_what_an_old_driver_cannot_say_is_unknown(
 ) -> None:
     sim.fail(call, code)
     assert [getattr(gpu, field) for gpu in nvml.gpus()] == [value, value]
+
+
+@pytest.mark.parametrize("code", [3, 13, 25], ids=["not supported", "no function", "no version"])
+def test_a_driver_that_does_not_tell_its_own_memory_apart(
+    sim: SimDriver, nvml: NvmlDriver, code: int
+) -> None:
+    sim.change_gpu(0, SimGpu(uuid=A, reserved_mib=450))
+    sim.fail("nvmlDeviceGetMemoryInfo_v2", code)
+    first = nvml.gpus()[0]
+    assert (first.memory_mib, first.reserved_mib) == (46068, 0)
+
+
+def test_what_the_driver_keeps_is_asked_once(sim: SimDriver, nvml: NvmlDriver) -> None:
+    """Slices that are handed out beside each other are as large as one another."""
+    for reserved_mib in (450, 470):
+        sim.change_gpu(0, SimGpu(uuid=A, reserved_mib=reserved_mib))
+        assert nvml.gpus()[0].reserved_mib == 450
 
 
 @pytest.mark.parametrize(

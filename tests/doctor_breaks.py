@@ -106,6 +106,14 @@ BREAKS = (
         "does not say how much memory GPU 0",
         gpu(memory_mib=None),
     ),
+    Break(
+        "compute-mode",
+        "as a daemon of MPS leaves it",
+        FAILED,
+        "GPU 0 lets one process in at a time",
+        gpu(compute_mode=3),
+    ),
+    Break("compute-mode", "none", FAILED, "GPU 0 lets no process in", gpu(compute_mode=2)),
     Break("mig", "divided", FAILED, "GPU 0 is divided by MIG", gpu(mig=True)),
     Break("device-nodes", "no uvm", FAILED, "no device nvidia-uvm", without("dev/nvidia-uvm")),
     Break(

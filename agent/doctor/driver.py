@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pynvml
 
-from agent.adapters.nvml import asking, sysfs_name
+from agent.adapters.nvml import asking, if_offered, sysfs_name
 from agent.adapters.nvml_mig import NODE_DIR
 from agent.doctor.finding import Check, Finding, failed, ok, skipped, unseen, warning
 from agent.doctor.host import Host
@@ -15,6 +15,7 @@ from agent.errors import NvmlError
 
 OLDEST_CUDA, NEWEST_CUDA = 12_000, 13_050  # what the hook's table of functions was read from
 RESET = "nvidia-smi --gpu-reset -i {}   # it must be unused; else drain the node and reboot"
+SINGLE = (pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
 REBOOT = "dmesg | grep -iE 'nvrm|xid' | tail   # a driver that hangs needs a reboot of the node"
 _KERNEL_VERSION = re.compile(r"^NVRM version:.*?\s(\d{3}\.\d{1,4}(?:\.\d{1,4})?)\s", re.MULTILINE)
 
@@ -174,6 +175,46 @@ def gpu_memory(host: Host) -> Finding:
     )
 
 
+def compute_mode(host: Host) -> Finding:
+    """One that lets a single process in shares no GPU. MPS wants it; a killed daemon leaves it."""
+    modes = {gpu.index: _compute_mode(gpu) for gpu in host.gpus}
+    closed = [index for index, mode in modes.items() if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED]
+    single = [
+        gpu.index
+        for gpu in (host.gpus if _shared_in_time(host) else ())
+        if modes[gpu.index] in SINGLE and not host.config.sharing.excludes(gpu)
+    ]
+    if not closed and not single:
+        return ok("no shared GPU is kept to one process")
+    first, said = (closed or single)[0], []
+    if closed:
+        said.append(f"GPU {', '.join(map(str, closed))} lets no process in (PROHIBITED)")
+    if single:
+        numbers = ", ".join(map(str, single))
+        said.append(f"GPU {numbers} lets one process in at a time (EXCLUSIVE_PROCESS)")
+    return failed(
+        f'{"; ".join(said)}: CUDA is "busy or unavailable" (46) to others, as in a second '
+        "container",
+        f"nvidia-smi -i {first} -c DEFAULT   # nvidia-smi -q -d COMPUTE shows it",
+    )
+
+
+def _compute_mode(gpu: Gpu) -> int:
+    """0 where the driver has no such thing, as in a guest that has a part of a GPU."""
+    with asking(f"the compute mode of GPU {gpu.index} cannot be read"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        return if_offered(lambda: int(pynvml.nvmlDeviceGetComputeMode(handle))) or 0
+
+
+def _shared_in_time(host: Host) -> bool:
+    """Whether processes of several containers have a GPU in turn, without a daemon of MPS."""
+    config = host.config
+    if config.mode == "nvidia":
+        return bool(config.time_slicing.resources)
+    sizes = config.mode == "slices" and bool(config.slice_sizes)
+    return config.sharing.mode != "mig" and (sizes or config.sharing.split_count > 1)
+
+
 def mig(host: Host) -> Finding:
     """A GPU divided by MIG cannot be shared by the hook as well; one that shall be has to be."""
     if host.config.mode == "nvidia":
@@ -304,6 +345,7 @@ CHECKS = tuple(
         ("gpus-missed", "does NVML list what the kernel drives?", known_to_kernel, ("gpus",)),
         ("gpu-health", "does each GPU pass a probe?", gpu_health, ("gpus",)),
         ("gpu-memory", "is each GPU's memory known?", gpu_memory, ("gpus",)),
+        ("compute-mode", "may several containers use a GPU at once?", compute_mode, ("gpus",)),
         ("mig", "are the GPUs divided by MIG that shall be, and no others?", mig, ("gpus",)),
         ("device-nodes", "are the device files there?", device_nodes, ("gpus",)),
         (

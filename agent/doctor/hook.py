@@ -296,7 +296,7 @@ CHECKS = (
         name="hook-limits",
         question="is a real process refused 1 MiB over its limit?",
         look=limits_hold,
-        needs=("hook-loads", "gpus", "cuda-range", "mig"),
+        needs=("hook-loads", "gpus", "cuda-range", "compute-mode", "mig"),
         within_s=20.0,  # CUDA wakes every GPU of the node where the driver does not stay loaded
     ),
     Check(

@@ -44,6 +44,7 @@ class SimGpu:
     name: str = "NVIDIA A40"
     memory_mib: int | None = 46068
     reserved_mib: int = 0
+    compute_mode: int = 0  # NVML's number
     numa_node: int | None = 0
     bus_id: str = ""  # empty: made from the number
     minor: int | None = None  # None: the number
@@ -372,7 +373,7 @@ def _gpu_lines(number: int, gpu: SimGpu) -> list[str]:
     words = [
         f"gpu {number} uuid={gpu.uuid} name={_quoted(gpu.name)}",
         f"memory_mib={'unsupported' if gpu.memory_mib is None else gpu.memory_mib}",
-        f"reserved_mib={gpu.reserved_mib}",
+        f"reserved_mib={gpu.reserved_mib} compute_mode={gpu.compute_mode}",
         f"numa={'unsupported' if gpu.numa_node is None else gpu.numa_node}",
         f"minor={number if gpu.minor is None else gpu.minor}",
         f"mig={'on' if gpu.mig else 'off'} cc={gpu.compute_capability} events={gpu.events}",

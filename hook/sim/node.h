@@ -9,6 +9,7 @@
  *         [numa=0 | unsupported] [bus=00000000:17:00.0] [minor=N] [serial=...] [cc=8.6] [mig=on | off]
  *         [events=xid,ecc | none] [gpu_percent=0] [memory_percent=0]
  *         [context_mib=0] [context_ms=0] [module_mib=0] [pool_step_mib=32] [page_mib=0]
+ *         [compute_mode=0]
  *   mig N POSITION uuid=MIG-... [gi=7] [ci=0] [memory_mib=4864]
  *   lost gpu=N
  *   xid SEQUENCE gpu=N code=79 [gi=1 ci=0]
@@ -72,6 +73,7 @@ struct sim_gpu {
     char bus_id[32];
     int64_t memory_mib; /* UNKNOWN: not supported */
     int64_t reserved_mib;
+    unsigned compute_mode; /* NVML's number; CUDA does not go by it here */
     uint64_t context_mib, module_mib; /* what each takes of the memory */
     long
         context_ms; /* how long the first context of a process takes, half of it with its memory; real time */

@@ -86,7 +86,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
 {
     struct sim_gpu gpu = {0};
     long memory_mib, reserved_mib, numa, minor, busy, memory_busy, context_mib, context_ms, module_mib,
-        pool_step_mib, page_mib;
+        pool_step_mib, page_mib, compute_mode;
     char default_bus[32], default_serial[32];
     if (!parse_number(line, "gpu", line->words[1], 0, 4095, &gpu.number))
         return false;
@@ -104,6 +104,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
         || !number_of(line, "reserved_mib", 0, 1L << 20, 0, &reserved_mib)
         || !number_or_unsupported(line, "numa", 1023, 0, &numa)
         || !number_of(line, "minor", 0, 4095, gpu.number, &minor)
+        || !number_of(line, "compute_mode", 0, 3, 0, &compute_mode)
         || !number_of(line, "gpu_percent", 0, 100, 0, &busy)
         || !number_of(line, "memory_percent", 0, 100, 0, &memory_busy)
         || !number_of(line, "context_mib", 0, 1L << 20, 0, &context_mib)
@@ -125,6 +126,7 @@ static bool parse_gpu(const struct line *line, struct sim_node *node)
     gpu.reserved_mib = reserved_mib;
     gpu.numa_node = (int)numa;
     gpu.minor_number = (unsigned)minor;
+    gpu.compute_mode = (unsigned)compute_mode;
     gpu.gpu_percent = (unsigned)busy;
     gpu.memory_percent = (unsigned)memory_busy;
     gpu.context_mib = (uint64_t)context_mib;

@@ -242,6 +242,17 @@ EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *mino
     return call_end(&call, result);
 }
 
+EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode)
+{
+    struct call call;
+    nvmlReturn_t result = call_begin_device(&call, __func__, device);
+    if (result == NVML_SUCCESS && !mode)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    if (result == NVML_SUCCESS)
+        *mode = call.gpu->compute_mode;
+    return call_end(&call, result);
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct nvml_pci_info *pci)
 {
     struct call call;

@@ -8,7 +8,8 @@ from tests.e2e.conftest import NodeMaker
 
 # What a simulated node has; the rest of the host is this machine's.
 OF_THE_NODE = (
-    *("nvml", "driver-match", "cuda-range", "gpus", "gpus-lost", "gpu-health", "gpu-memory", "mig"),
+    *("nvml", "driver-match", "cuda-range", "gpus", "gpus-lost", "gpu-health", "gpu-memory"),
+    *("compute-mode", "mig"),
     *("agent", "local-socket", "metrics-address", "kubelet-socket", "plugin-directory"),
     *("pod-resources", "registered", "kubelet-books", "list-size", "credentials", "api-server"),
     *(

@@ -18,6 +18,7 @@ from agent.doctor.finding import Verdict
 from agent.doctor.modes import in_mode
 from agent.domain.gpu import Sharing
 from agent.domain.nvidia_config import Replicas, Replication
+from agent.domain.slices import SliceSize
 from agent.sim.driver import SimGpu, made_up_uuid
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -320,6 +321,41 @@ def test_the_memory_of_a_gpu_in_mig_mode_need_not_be_told(node: DoctorNode) -> N
     node.driver.fail("nvmlDeviceGetMemoryInfo", 4, 0)
     found = node.look()["gpu-memory"]
     assert (found.verdict, found.evidence) == (Verdict.OK, "GPU 0: in MIG mode")
+
+
+ONE_PROCESS, NO_PROCESS = 3, 2
+SLICED = Replication(resources=(Replicas(name="nvidia.com/gpu", replicas=4),))
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "said"),
+    [
+        pytest.param(ONE_PROCESS, {"mode": "slices"}, "one process in", id="slices"),
+        pytest.param(ONE_PROCESS, {"sharing": Sharing(split_count=1)}, "", id="one of each"),
+        pytest.param(ONE_PROCESS, {"sharing": Sharing(split_count=1), "mode": "slices",
+            "slice_sizes": (SliceSize(name="s", memory_mib=1, core_percent=1),)},
+            "one process in", id="sizes"),
+        pytest.param(ONE_PROCESS, {"sharing": Sharing(excluded_indices=frozenset({0}))}, "",
+                     id="a GPU that is left out"),
+        pytest.param(ONE_PROCESS, {"mode": "nvidia"}, "", id="whole GPUs, or MPS"),
+        pytest.param(ONE_PROCESS, {"mode": "nvidia", "time_slicing": SLICED}, "one process in",
+                     id="time slices"),
+        pytest.param(NO_PROCESS, {"mode": "nvidia"}, "no process in", id="whole GPUs, none let in"),
+    ],
+)  # fmt: skip
+def test_who_minds_a_gpu_that_is_kept_to_one_process(
+    node: DoctorNode, mode: int, changes: dict[str, object], said: str
+) -> None:
+    node.driver.change_gpu(0, SimGpu(uuid=UUID, compute_mode=mode))
+    settings(**changes)(node)
+    found = node.look()["compute-mode"]
+    assert found.verdict is (Verdict.FAILED if said else Verdict.OK), found
+    assert said in found.evidence
+
+
+def test_a_gpu_without_a_compute_mode_is_in_order(node: DoctorNode) -> None:
+    node.driver.fail("nvmlDeviceGetComputeMode", 3)
+    assert node.look()["compute-mode"].verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(

@@ -537,7 +537,7 @@ def test_an_example_of_a_kustomization_is_built(
     if has == "tolerations":
         assert "dedicated" in [one["key"] for one in pod_of(manifests)["tolerations"]]
     if has == "gpu.deploy":
-        label = "nvidia.com/gpu.deploy.device-plugin"
+        label = "nvidia.com/gpu.deploy.client"
         assert {"gpu": "on", label: "true"}.items() <= pod_of(manifests)["nodeSelector"].items()
     if has == "mps":
         container = container_of(manifests)

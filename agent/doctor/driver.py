@@ -165,6 +165,7 @@ def gpu_memory(host: Host) -> Finding:
             f"GPU {gpu.index}: "
             + (
                 f"{gpu.memory_mib} MiB"
+                + (f" ({gpu.reserved_mib} of them the driver's own)" if gpu.reserved_mib else "")
                 if gpu.memory_mib is not None
                 else "in MIG mode"
                 if gpu.mig_enabled

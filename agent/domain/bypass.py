@@ -321,7 +321,7 @@ def _exclusive(grant: Subject, gpu: Gpu, node: Node) -> bool:
     core_percent = sum(claim.core_percent for claim in claims)
     all_memory = any(not claim.memory_mib for claim in claims) or (
         gpu.memory_mib is not None
-        and memory_mib >= scaled(gpu.memory_mib, max(1.0, node.memory_scaling))
+        and memory_mib >= scaled(gpu.usable_mib, max(1.0, node.memory_scaling))
     )
     all_cores = any(not claim.core_percent for claim in claims)
     unchanged = (grant.pod_uid, grant.container) not in node.changed

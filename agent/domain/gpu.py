@@ -72,6 +72,11 @@ class Gpu:
     unhealthy_reason: str = ""
 
     @property
+    def usable_mib(self) -> int:
+        """What programs can have of its memory; 0: nobody knows."""
+        return max(0, (self.memory_mib or 0) - self.reserved_mib)
+
+    @property
     def healthy(self) -> bool:
         """Whether new vGPUs of this GPU may be handed out."""
         return not self.unhealthy_reason

@@ -115,7 +115,7 @@ def part_of(offer: Offer, gpu: Gpu, sharing: Sharing) -> tuple[Amount, int]:
     count = sharing.split_count
     # What the driver keeps can be no container's. Only the parts are made smaller by it, not what
     # they have to fit into: it may be told otherwise by the next driver, beside parts in use.
-    usable = scaled(max(0, (gpu.memory_mib or 0) - gpu.reserved_mib), sharing.memory_scaling)
+    usable = scaled(gpu.usable_mib, sharing.memory_scaling)
     # More than all cores is no limit, and no limit is not what a part may have.
     part = Amount(usable // count, min(WHOLE_PERCENT, has.core_percent // count))
     return part, count if part.memory_mib and part.core_percent else 0

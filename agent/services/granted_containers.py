@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from agent.domain.accounting import NodeUse
-from agent.domain.gpu import Gpu, Sharing
+from agent.domain.gpu import Gpu, Sharing, scaled
 from agent.domain.grants import GrantRecord
 from agent.domain.lending import WHOLE_PERMILLE
 from agent.domain.limit_change import Card, DeviceChange, LimitRefused, Limits, Subject
@@ -178,9 +178,13 @@ class GrantedContainers:
         limits = limits_in(file) if file else _granted(record)
         if limits is None:
             return False
-        total = self._total(limits)
+        gpus, scaling = self._offered(), max(1.0, self._sharing.memory_scaling)
+        most = {uuid: scaled(gpu.usable_mib, scaling) * MIB for uuid, gpu in gpus.items()}
         return all(
-            (not limit.memory_limit_bytes or 0 < total.get(uuid, 0) <= limit.memory_limit_bytes)
+            (
+                not limit.memory_limit_bytes
+                or 0 < most.get(uuid.lower(), 0) <= limit.memory_limit_bytes
+            )
             and not 0 < limit.core_permille < WHOLE_PERMILLE
             for uuid, limit in limits.items()
         )

@@ -144,9 +144,13 @@ EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
     return result == CUDA_SUCCESS ? cuda_end(&call, result) : result;
 }
 
+/* As real drivers tell it, CUDA's total is without their own part, which NVML's is with. */
 static uint64_t total_bytes(const struct cuda_call *call)
 {
-    return call->gpu->memory_mib == UNKNOWN ? capacity_bytes(call) : (uint64_t)call->gpu->memory_mib * MIB;
+    if (call->gpu->memory_mib == UNKNOWN)
+        return capacity_bytes(call);
+    int64_t usable_mib = call->gpu->memory_mib - call->gpu->reserved_mib;
+    return usable_mib > 0 ? (uint64_t)usable_mib * MIB : 0;
 }
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)

@@ -54,6 +54,22 @@ def test_a_limit_is_what_the_program_sees_as_its_gpu(node: Node, text: str, mib:
     assert said["stderr"] == ""
 
 
+@pytest.mark.parametrize(
+    ("limit_mib", "seen_mib"),
+    [
+        pytest.param(FULL, FULL - 568, id="all that NVML tells"),
+        pytest.param(FULL - 568, FULL - 568, id="all that can be had"),
+        pytest.param(FULL - 569, FULL - 569, id="less"),
+    ],
+)
+def test_what_the_driver_keeps_is_not_in_what_a_program_sees(
+    node: Node, limit_mib: int, seen_mib: int
+) -> None:
+    node.sim.change_gpu(0, SimGpu(uuid=A, reserved_mib=568))
+    said = node.run(ASK, **{LIMIT: f"{limit_mib}m"})
+    assert (said["init"], said["total"], said["info"]) == (0, seen_mib, [seen_mib, seen_mib])
+
+
 @pytest.mark.parametrize("variable", [LIMIT, f"{LIMIT}_0", f"{LIMIT}_15"])
 @pytest.mark.parametrize(
     "text",

@@ -210,6 +210,11 @@ HOST = {70: Whereabouts(5, "miner")}
             node({}, {}, grant(WHOLE), states=[NOT_LOADED]), None, id="it has the whole GPU"
         ),
         pytest.param(
+            node({}, {}, grant(replace(WHOLE, memory_mib=45500)), states=[NOT_LOADED],
+                 gpus={A: replace(gpus(A).gpus[0], reserved_mib=568)}),
+            None, id="all that the driver leaves of it",
+        ),
+        pytest.param(
             node({}, {}, grant(WHOLE), states=[NOT_LOADED], memory_scaling=2.0),
             Kind.NOT_ENFORCED, id="all memory, of which twice as much is handed out",
         ),

@@ -323,6 +323,13 @@ def test_the_memory_of_a_gpu_in_mig_mode_need_not_be_told(node: DoctorNode) -> N
     assert (found.verdict, found.evidence) == (Verdict.OK, "GPU 0: in MIG mode")
 
 
+def test_what_the_driver_keeps_of_a_gpus_memory_is_told(node: DoctorNode) -> None:
+    node.driver.change_gpu(0, SimGpu(uuid=UUID, memory_mib=15360, reserved_mib=450))
+    found = node.look()["gpu-memory"]
+    assert found.verdict is Verdict.OK
+    assert found.evidence == "GPU 0: 15360 MiB (450 of them the driver's own)"
+
+
 ONE_PROCESS, NO_PROCESS = 3, 2
 SLICED = Replication(resources=(Replicas(name="nvidia.com/gpu", replicas=4),))
 

@@ -182,6 +182,14 @@ def test_who_has_a_whole_gpu(
     assert node.agent().containers.has_whole_gpus(record) is whole
 
 
+def test_what_the_driver_keeps_is_not_wanted_of_who_has_a_whole_gpu(node: Node) -> None:
+    record, agent = node.grant("p", "main", (CARD_MIB - 568, 100)), node.agent()
+    assert not agent.containers.has_whole_gpus(record)
+    kept = [replace(gpu, reserved_mib=568) for gpu in agent.inventory.now().gpus]
+    agent.inventory.publish(GpuInventory.of(kept))
+    assert agent.containers.has_whole_gpus(record)
+
+
 def test_who_has_a_whole_gpu_follows_its_limits(node: Node) -> None:
     record = node.grant("p", "main", WHOLE)
     agent = node.agent()

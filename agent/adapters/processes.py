@@ -9,11 +9,10 @@ looked at again only now and then, so that a round costs little on a node with t
 """
 
 import errno
-import itertools
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent import logs
@@ -193,11 +192,12 @@ class HostProcesses:
         if pod is None or holder[1] not in pod.containers:
             self._known[pid] = _Known(life, place)
             return
-        before = known.process if known else None
-        sure = before is not None and before.library and before.uses_gpu and before.limits
-        if not sure or self._is_due(pid):
-            before = _looked_into(pid, entry, used, life, before)
-        self._known[pid] = _Known(life, place, holder, before)
+        process = known.process if known else None
+        if process is None or self._is_due(pid) or not _is_as_before(process, used):
+            process = _looked_into(pid, entry, used, life, process)
+        elif not process.uses_gpu:
+            process = replace(process, settled=True)
+        self._known[pid] = _Known(life, place, holder, process)
 
     def _place(self, pid: int, used: int) -> Place | None:
         """Where in a pod that may have a grant it is; None: it is another's."""
@@ -240,6 +240,22 @@ class HostProcesses:
             if container := granted_mount(mounts, self._containers, name):
                 return name, container
         return place.pod_uid, ""
+
+
+def _is_as_before(process: Process, used: int) -> bool:
+    """Whether its maps need not be read, which costs the more the more it has mapped.
+
+    Thousands of files in a process that imports PyTorch, of which a container may have dozens that
+    use no GPU. Who comes to use one has a device of it open, as CUDA keeps it.
+    """
+    if not process.readable:
+        return False
+    if process.uses_gpu:
+        return process.library and bool(process.limits)
+    try:
+        return _has_gpu_open(used) is False
+    except OSError:
+        return False
 
 
 def _looked_into(pid: int, entry: int, used: int, life: Life, before: Process | None) -> Process:
@@ -295,9 +311,12 @@ def _mapped(entry: int) -> tuple[Mapped, bool]:
     return found, found.library
 
 
-def _has_gpu_open(entry: int) -> bool:
+def _has_gpu_open(entry: int) -> bool | None:
+    """None: not among those that we look at, and there are more."""
     with opened("fd", entry, READ | os.O_DIRECTORY) as fd, os.scandir(fd) as entries:
-        for descriptor in itertools.islice(entries, MAX_DESCRIPTORS):
+        for number, descriptor in enumerate(entries):
+            if number == MAX_DESCRIPTORS:
+                return None
             try:
                 path = os.readlink(descriptor.name, dir_fd=fd)
             except OSError:  # closed meanwhile, or of a path too long to be told: no device's

@@ -305,6 +305,36 @@ def test_what_is_certain_is_not_read_again_but_now_and_then(
     assert library == [True] * (AGAIN_EVERY - 2) + [False] * 2
 
 
+def test_the_maps_of_who_uses_no_gpu_are_read_when_it_opens_one_or_now_and_then(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    """They take milliseconds, and most processes of a container use none."""
+    pid = 5 * AGAIN_EVERY  # whose turn is in round AGAIN_EVERY
+    where = proc.add(pid, cgroup(), maps=MAPS_LIBRARY)
+    host.look(KNOWN)
+    (where / "maps").rename(where / "unread")  # who reads them takes the process for ended
+    for _ in range(AGAIN_EVERY - 2):
+        found = of_main(host.look(KNOWN))[pid]
+        assert (found.library, found.uses_gpu, found.settled) == (True, False, True)
+    assert of_main(host.look(KNOWN)) == {}
+    (where / "unread").rename(where / "maps")
+    host.look(KNOWN)
+    (where / "maps").write_text(HELD + LIMITS)
+    proc.opens(pid, "/dev/nvidiactl")
+    found = of_main(host.look(KNOWN))[pid]
+    assert (found.library, found.uses_gpu, len(found.limits)) == (True, True, 1)
+
+
+def test_who_has_more_descriptors_than_are_looked_at_is_known_by_its_maps(
+    proc: FakeProc, host: HostProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "MAX_DESCRIPTORS", 2)
+    where = proc.add(5 * AGAIN_EVERY, cgroup(), opened=["/dev/null"] * 3)
+    assert not of_main(host.look(KNOWN))[5 * AGAIN_EVERY].uses_gpu
+    (where / "maps").write_text(MAPS_DRIVER)
+    assert of_main(host.look(KNOWN))[5 * AGAIN_EVERY].uses_gpu
+
+
 def test_a_process_that_is_moved_into_its_cgroup_after_we_saw_it(
     proc: FakeProc, host: HostProcesses
 ) -> None:

@@ -15,7 +15,7 @@ from agent.config import Config
 from agent.domain import volcano
 from agent.domain.dialect import HAMI, Dialect
 from agent.errors import AgentError, ClusterError, ClusterGone, ClusterUnavailable
-from agent.services.own_annotations import ASK_WITHIN_S, OwnAnnotations
+from agent.services.own_annotations import ASK_WITHIN_S, READ_WITHIN_S, OwnAnnotations
 
 AGAIN = "run `vgpu-agent uninstall` again when that is mended: it removes what is left"
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ def uninstall(
         objection = "" if ends and dry_run else _objection(lock)
         if objection and not dry_run:
             raise NotRemoved(objection)
-        if not _annotations(config, dry_run=dry_run, say=say):
+        if not _annotations(config, dry_run=dry_run, say=say, warn=warn):
             _no_such_node(config.node_name, own_name, warn)
         if objection:
             raise NotRemoved(objection)
@@ -93,7 +93,14 @@ def _no_such_node(name: str, own_name: str, warn: Say) -> None:
     warn(f"{sentence}; if it has another name than this host, give that with --node-name")
 
 
-def _annotations(config: Config, *, dry_run: bool, say: Say) -> bool:
+def _not_read(node_name: str) -> str:
+    return (
+        f"HAMi's scheduler has not looked at the Node {node_name} within {READ_WITHIN_S:.0f} s; if "
+        "one runs, restart it, or it goes on sending pods to GPUs that nobody offers here"
+    )
+
+
+def _annotations(config: Config, *, dry_run: bool, say: Say, warn: Say) -> bool:
     """Step: what the schedulers read about this node's GPUs; False when there is no such Node."""
     where = f"the Node {config.node_name}"
     if not config.follows_cluster:
@@ -111,6 +118,8 @@ def _annotations(config: Config, *, dry_run: bool, say: Say) -> bool:
     try:
         keys = ours.found()
         if keys and not dry_run:
+            if not ours.retire():
+                warn(_not_read(config.node_name))
             ours.remove(keys)
     except ClusterGone:
         return False

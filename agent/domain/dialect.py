@@ -58,6 +58,7 @@ class Dialect:
     handshake_begins: bool = False  # it is ours to begin
     handshake_spacing_s: float = SPACING_S  # between two answers to a question
     further: tuple[str, ...] = ()  # node: what else is ours
+    remembers: bool = False  # it goes on with what it read last when `register` is gone
     codec: Codec
     ended: Mapping[str, str] = field(default_factory=dict)  # written beside the last phase
     lists: Callable[[Pod], tuple[Container, ...]] | None = None  # see `listed`
@@ -99,6 +100,7 @@ HAMI = Dialect(
     register=REGISTER,
     handshake=HANDSHAKE,
     further=(SCORE,),
+    remembers=True,
     codec=Codec(decode_claims, encode_claims, pending, erased),
     others_pending=other_vendors_pending,
 )

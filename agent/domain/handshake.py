@@ -39,6 +39,11 @@ def needs_answer(value: str | None) -> bool:
     return "Requesting" in value or "Deleted" in value
 
 
+def is_question(value: str | None) -> bool:
+    """Whether a scheduler has written it that has this node's GPUs: it stamps what it has read."""
+    return value is not None and "Requesting" in value
+
+
 def report(now_s: float) -> str:
     """Give the answer for this unix time; it must contain neither of the scheduler's keywords."""
     moment = datetime.fromtimestamp(max(0.0, now_s), UTC)

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 from agent.domain.gpu import WHOLE_PERCENT, Gpu, GpuInventory, MigPlacement, Sharing, scaled
@@ -241,6 +241,17 @@ def decode_register(text: str, form: str) -> tuple[RegisteredGpu, ...]:
     if len(text) > MAX_CHARS:
         _malformed(text, f"longer than {MAX_CHARS} characters")
     return _decode_json(text) if form == "json" else _decode_csv(text, form)
+
+
+def retired(text: str) -> str:
+    """The same annotation with no GPU that is healthy; empty: it names none, or is unreadable."""
+    for form in ("json", "csv7", "csv9"):
+        try:
+            gpus = decode_register(text, form)
+        except MalformedAnnotation:
+            continue
+        return encode_register((replace(gpu, healthy=False) for gpu in gpus), form) if gpus else ""
+    return ""
 
 
 def says_the_same(text: str, gpus: Iterable[RegisteredGpu], form: str) -> bool:

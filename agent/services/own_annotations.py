@@ -4,16 +4,21 @@ The agent itself takes them back when it leaves (`Registrar.leave`); here is wha
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.domain.dialect import HAMI, Dialect
-from agent.domain.handshake import is_report
+from agent.domain.handshake import is_question, is_report
+from agent.domain.register import retired
 from agent.errors import AgentError, ClusterError
 from agent.ports import Cluster
 
 ASK_WITHIN_S = 10.0  # for each request; the API server may be restarting
 # An agent repairs a removal within a second, unless it had to do so many times before.
 LOOK_AGAIN_AFTER_S = 2.0
+# HAMi's scheduler looks every 15 s. When kubelet counts no vGPU for the first time it forgets the
+# node and reads nothing, and the second look is the one.
+READ_WITHIN_S = 40.0
+READ_EVERY_S = 1.0
 
 
 class StillWritten(AgentError):
@@ -28,6 +33,24 @@ def own_keys(*, handshake: bool, dialect: Dialect = HAMI) -> tuple[str, ...]:
     """
     keys = (dialect.register, *dialect.further)
     return (*keys, dialect.handshake) if handshake else keys
+
+
+def withdrawn(
+    annotations: Mapping[str, str], *, handshake: bool, dialect: Dialect = HAMI
+) -> dict[str, str | None]:
+    """What to write on our Node for a scheduler that would go on with what it read; empty: nothing.
+
+    HAMi's from 2.9 on overlooks a Node without the annotation and goes on with what it read last:
+    for good, if that was healthy GPUs. So it is told that none is, and the handshake is taken
+    away: then it reads at its next look, and stamps that again. One that has not stamped it has
+    nothing to forget, and one that we answer forgets a node that answers no more.
+    """
+    register, stamp = annotations.get(dialect.register), annotations.get(dialect.handshake)
+    told = retired(register or "")
+    unread = is_question(stamp) or (stamp is None and told == register)
+    if not dialect.remembers or handshake or not told or not unread:
+        return {}
+    return {dialect.register: told, dialect.handshake: None}
 
 
 class OwnAnnotations:
@@ -61,6 +84,21 @@ class OwnAnnotations:
             for key in own_keys(handshake=handshake, dialect=self._dialect)
             if key in annotations
         )
+
+    def retire(self) -> bool:
+        """Have the scheduler read that no GPU is healthy; False: it has not. See `withdrawn`."""
+        there = self._cluster.get_node(deadline_s=self._soon_s()).annotations
+        changes = withdrawn(there, handshake=self._handshake, dialect=self._dialect)
+        if not changes:
+            return True
+        self._cluster.patch_node(changes, deadline_s=self._soon_s())
+        until_s = self._clock() + READ_WITHIN_S
+        while self._clock() < until_s:
+            self._pause(READ_EVERY_S)
+            there = self._cluster.get_node(deadline_s=self._soon_s()).annotations
+            if self._dialect.handshake in there:
+                return True
+        return False
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove these, and look a moment later whether they stay away.

@@ -18,7 +18,7 @@ from agent.domain.pods import Node
 from agent.domain.register import SCORE, HamiRegister, NodeRegister, Scores, encode_scores
 from agent.errors import ClusterError
 from agent.ports import Cluster
-from agent.services.own_annotations import own_keys
+from agent.services.own_annotations import own_keys, withdrawn
 from agent.services.published import Inventory, OwnNode, newest_node
 from agent.services.retries import Retries
 from agent.supervisor import Lifeline
@@ -218,15 +218,22 @@ class Registrar:
     # --- leaving --------------------------------------------------------------------------------
 
     def leave(self, *, within_s: float) -> bool:
-        """Remove the annotations that are ours; tell whether that is done. Never raises.
+        """Take our annotations back; tell whether that is done. Never raises.
 
-        Those of an earlier run, too; see `own_keys`.
+        Those of an earlier run, too; see `own_keys`. Where the scheduler would go on with what it
+        read last, the GPUs stay there as ill ones, see `withdrawn`: nobody here can wait until it
+        has read them.
         """
         keys = own_keys(handshake=self._handshake, dialect=self._dialect)
+        changes: dict[str, str | None] = dict.fromkeys(keys)
+        if node := self._own_node.now():
+            changes |= withdrawn(node.annotations, handshake=self._handshake, dialect=self._dialect)
         try:
-            self._cluster.patch_node(dict.fromkeys(keys), deadline_s=self._clock() + within_s)
+            self._cluster.patch_node(changes, deadline_s=self._clock() + within_s)
         except ClusterError as error:
             log.error("annotations not removed", error=error)
             return False
-        log.info("annotations removed", keys=",".join(keys))
+        kept = [key for key, text in changes.items() if text is not None]
+        gone = [key for key, text in changes.items() if text is None]
+        log.info("annotations removed", keys=",".join(gone), told_unhealthy=",".join(kept))
         return True

@@ -322,7 +322,9 @@ ROWS = (
         group=SCHEDULER,
         kind=kinds.SWITCH,
         field="clean_exit",
-        help="Remove our annotations from the Node when the agent stops. Without it a restart is "
-        "invisible to the scheduler; `vgpu-agent uninstall` removes them then.",
+        help="Take our annotations back from the Node when the agent stops. HAMi's scheduler from "
+        "2.9 on would go on with what it read last: for it the GPUs stay there as unhealthy. "
+        "Without this setting a restart is invisible to the scheduler; `vgpu-agent uninstall` "
+        "removes the annotations then.",
     ),
 )

@@ -301,7 +301,8 @@ class Scheduler:
         healthy, refresh = self._judge(
             annotations.get(HANDSHAKE, ""), allocatable, self._allocatable.get(node_name, 0)
         )
-        if self.profile.handshake == "plain" and register != self._registered.get(node_name):
+        plain = self.profile.handshake == "plain"
+        if plain and allocatable and register != self._registered.get(node_name):
             refresh = True
         self._allocatable[node_name] = allocatable
         if not healthy:
@@ -309,8 +310,9 @@ class Scheduler:
             return "dropped"
         if not refresh:
             return "kept"
-        stamp = f"Requesting_{handshake_time(self._clock(), self.profile)}"
-        self._client.annotate("nodes", node_name, {HANDSHAKE: stamp}, content_type=MERGE_PATCH)
+        if not plain or "Requesting" not in annotations.get(HANDSHAKE, ""):
+            stamp = f"Requesting_{handshake_time(self._clock(), self.profile)}"
+            self._client.annotate("nodes", node_name, {HANDSHAKE: stamp}, content_type=MERGE_PATCH)
         self._registered[node_name] = register
         return self._read(node_name, register, annotations.get(SCORE))
 

@@ -15,7 +15,7 @@ from agent.sim.driver import made_up_uuid
 from agent.sim.node import Ask, SimNode
 from agent.sim.scheduler import HANDSHAKE, LOCK, REGISTER
 from tests.e2e.conftest import COMMAND, NodeMaker
-from tests.e2e.whole import finished, got_its_claims, up
+from tests.e2e.whole import finished, got_its_claims, serves, up
 from tests.waiting import eventually
 
 WAIT_S = 30.0  # for the init system to hear something
@@ -189,6 +189,19 @@ def test_the_node_is_published_and_taken_back(make_node: NodeMaker) -> None:
     assert node.stop_agent() == 0
     assert REGISTER not in node.annotations()
     assert HANDSHAKE not in node.annotations()
+
+
+def test_after_a_clean_exit_the_scheduler_offers_no_gpu_here(make_node: NodeMaker) -> None:
+    """HAMi's overlooks a Node without the annotation, and would go on with what it read last."""
+    node = make_node("--clean-exit")
+    assert node.scheduler.handshake_once(node.name) == "refreshed"
+    assert node.stop_agent() == 0
+    for _ in range(3):  # it forgets the node, takes it in again, and then it stays as it is
+        node.scheduler.handshake_once(node.name)
+        assert [gpu for gpu in node.scheduler.nodes.get(node.name, ()) if gpu.healthy] == []
+    assert node.scheduler.nodes[node.name], "the ill ones have been read"
+    node.start_agent()
+    serves(node)
 
 
 def test_without_clean_exit_the_annotations_stay(node: SimNode) -> None:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,25 @@ def test_after_a_clean_exit_there_is_nothing_to_remove(make_node: NodeMaker) -> 
     done = node.run_command("uninstall")
     assert done.returncode == 0
     assert "nothing to remove" in done.stdout
+
+
+def test_a_scheduler_offers_none_of_its_gpus_afterwards(make_node: NodeMaker) -> None:
+    """HAMi's overlooks a Node without the annotation, and would go on with what it read last."""
+    node = make_node()
+    assert node.scheduler.handshake_once(node.name) == "refreshed"
+    assert node.stop_agent() == 0
+    count = patches(node)
+    with ThreadPoolExecutor() as pool:
+        removal = pool.submit(node.run_command, "uninstall")
+        eventually(lambda: patches(node) > count)
+        while not removal.done():  # its next looks at the Node
+            node.scheduler.handshake_once(node.name)
+    done = removal.result()
+    assert done.returncode == 0, done.stderr
+    assert REGISTER not in node.annotations()
+    assert done.stderr == ""
+    assert node.scheduler.handshake_once(node.name) == "unregistered"
+    assert [gpu for gpu in node.scheduler.nodes.get(node.name, ()) if gpu.healthy] == []
 
 
 def busy(node: SimNode) -> None:

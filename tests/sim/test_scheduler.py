@@ -282,6 +282,32 @@ def test_without_a_register_annotation_there_is_no_handshake(server: ApiServer) 
     assert annotations(server, "nodes", "n1") == {}
 
 
+def test_2_10_stamps_once_and_reads_what_changes(server: ApiServer) -> None:
+    hami, clock = scheduler(server, "2.10")
+    annotate(server, "n1", register=JSON)
+    set_allocatable(server, 10)
+    assert hami.handshake_once("n1") == "refreshed"
+    stamp = annotations(server, "nodes", "n1")["hami.io/node-handshake"]
+    clock.now_s += 15
+    annotate(server, "n1", register=JSON.replace("GPU-a", "GPU-b"))
+    assert hami.handshake_once("n1") == "refreshed"
+    assert [gpu.uuid for gpu in hami.nodes["n1"]] == ["GPU-b"]
+    assert annotations(server, "nodes", "n1")["hami.io/node-handshake"] == stamp
+
+
+def test_2_10_takes_a_node_in_again_that_offers_nothing(server: ApiServer) -> None:
+    """Its agent has stopped. It is out for one look, and in for a minute, again and again."""
+    hami, clock = scheduler(server, "2.10")
+    annotate(server, "n1", register=JSON)
+    set_allocatable(server, 10)
+    looks = [hami.handshake_once("n1")]
+    set_allocatable(server, 0)
+    for _ in range(7):
+        clock.now_s += 15
+        looks.append(hami.handshake_once("n1"))
+    assert looks == ["refreshed", "dropped", "refreshed", *["kept"] * 3, "dropped", "refreshed"]
+
+
 @pytest.mark.parametrize("release", ["2.8", "2.10"])
 def test_since_2_8_allocatable_keeps_a_node_alive(server: ApiServer, release: str) -> None:
     hami, _ = scheduler(server, release)

@@ -14,6 +14,7 @@ from waiting import eventually
 
 from agent.domain.gpu import Gpu, GpuInventory, Sharing
 from agent.domain.pods import Node
+from agent.domain.register import retired
 from agent.services.node_view import NodeView
 from agent.services.node_watch import NodeWatch
 from agent.services.published import PodTable, Published
@@ -371,12 +372,25 @@ def test_leaving_removes_what_is_ours_and_nothing_else(server: ApiServer, tmp_pa
     assert annotations(server, "nodes", "n1") == {"other/key": "theirs", "hami.io/mutex.lock": "l"}
 
 
-def test_leaving_keeps_the_handshake_of_others(server: ApiServer, tmp_path: Path) -> None:
+def test_leaving_tells_a_scheduler_that_would_remember_them_that_no_gpu_is_healthy(
+    server: ApiServer, tmp_path: Path
+) -> None:
     annotate_node(server, {HANDSHAKE: "Requesting_x"})
+    with running(server, tmp_path, scores=list) as scene:
+        eventually(scene.at_rest)
+    assert scene.registrar.leave(within_s=5.0)
+    left = annotations(server, "nodes", "n1")
+    assert left == {"other/key": "theirs", REGISTER: retired(JSON)}
+    assert "health" not in left[REGISTER]
+
+
+def test_leaving_keeps_the_handshake_of_others(server: ApiServer, tmp_path: Path) -> None:
+    """It has given the node up, and has nothing to forget."""
+    annotate_node(server, {HANDSHAKE: "Deleted_x"})
     with running(server, tmp_path) as scene:
         eventually(scene.at_rest)
     assert scene.registrar.leave(within_s=5.0)
-    assert annotations(server, "nodes", "n1") == {"other/key": "theirs", HANDSHAKE: "Requesting_x"}
+    assert annotations(server, "nodes", "n1") == {"other/key": "theirs", HANDSHAKE: "Deleted_x"}
 
 
 def test_scores_of_an_earlier_run_are_removed_when_they_are_no_longer_wanted(

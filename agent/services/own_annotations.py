@@ -43,7 +43,8 @@ def withdrawn(
     HAMi's from 2.9 on overlooks a Node without the annotation and goes on with what it read last:
     for good, if that was healthy GPUs. So it is told that none is, and the handshake is taken
     away: then it reads at its next look, and stamps that again. One that has not stamped it has
-    nothing to forget, and one that we answer forgets a node that answers no more.
+    nothing to forget, or is 2.8, for whose look nobody can wait; and one that we answer forgets a
+    node that answers no more.
     """
     register, stamp = annotations.get(dialect.register), annotations.get(dialect.handshake)
     told = retired(register or "")

@@ -41,7 +41,8 @@ static unsigned whole_permille(const struct core_share *share)
 {
     bool lent =
         share->permille == share->container_permille && leases_hold(share->lent_until_ns, monotonic_ns());
-    return lent ? least(WHOLE_GPU_PERMILLE, share->permille + share->lent_permille) : share->permille;
+    unsigned more = lent ? least(WHOLE_GPU_PERMILLE, share->lent_permille) : 0;
+    return least(WHOLE_GPU_PERMILLE, share->permille + more);
 }
 
 /* What the container used of its share of late, in percent. */

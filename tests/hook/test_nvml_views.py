@@ -544,22 +544,25 @@ def test_others_utilisation_is_not_shown(node: Node, call: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lent_for_s", "env", "permille"),
+    ("lent_for_s", "lent", "env", "permille"),
     [
-        pytest.param(4, {}, 600, id="lent"),
-        pytest.param(-1, {}, 300, id="over"),
-        pytest.param(3600, {}, 300, id="left by another boot"),
-        pytest.param(4, {"CUDA_DEVICE_SM_LIMIT": "20"}, 200, id="to who has lowered its own"),
+        pytest.param(4, 300, {}, 600, id="lent"),
+        pytest.param(4, 2**32 - 300, {}, 1000, id="more than there is"),
+        pytest.param(-1, 300, {}, 300, id="over"),
+        pytest.param(3600, 300, {}, 300, id="left by another boot"),
+        pytest.param(4, 300, {"CUDA_DEVICE_SM_LIMIT": "20"}, 200, id="to who has lowered its own"),
     ],
 )
 def test_utilisation_is_of_the_share_and_of_what_is_lent(
-    node: Node, bed: LimitsBed, lent_for_s: int, env: dict[str, str], permille: int
+    node: Node, bed: LimitsBed, lent_for_s: int, lent: int, env: dict[str, str], permille: int
 ) -> None:
     """The container has had 15 % of the GPU's time since somebody asked."""
     node.sim.process(0, OTHER, 1, sm_percent=15)
     until_ns = time.monotonic_ns() + lent_for_s * 10**9
     bed.write(
-        DeviceLimit(uuid=GPU, core_permille=300, lent_permille=300, lent_until_ns=max(0, until_ns)),
+        DeviceLimit(
+            uuid=GPU, core_permille=300, lent_permille=lent, lent_until_ns=max(0, until_ns)
+        ),
         core_policy=CorePolicy.FORCE,
     )
     with tenants(node, 1, bed.environment()) as (tenant,):

@@ -193,7 +193,8 @@ class HostProcesses:
             self._known[pid] = _Known(life, place)
             return
         process = known.process if known else None
-        if process is None or self._is_due(pid) or not _is_as_before(process, used):
+        grown = known is not None and life.mapped_bytes != known.life.mapped_bytes
+        if process is None or self._is_due(pid) or not _is_as_before(process, used, grown=grown):
             process = _looked_into(pid, entry, used, life, process)
         elif not process.uses_gpu:
             process = replace(process, settled=True)
@@ -242,16 +243,19 @@ class HostProcesses:
         return place.pod_uid, ""
 
 
-def _is_as_before(process: Process, used: int) -> bool:
+def _is_as_before(process: Process, used: int, *, grown: bool) -> bool:
     """Whether its maps need not be read, which costs the more the more it has mapped.
 
     Thousands of files in a process that imports PyTorch, of which a container may have dozens that
-    use no GPU. Who comes to use one has a device of it open, as CUDA keeps it.
+    use no GPU. Who comes to use one has a device of it open, as CUDA keeps it. A thread may have
+    that in descriptors of its own, which are not among these; but not without mapping more.
     """
     if not process.readable:
         return False
     if process.uses_gpu:
         return process.library and bool(process.limits)
+    if grown:
+        return False
     try:
         return _has_gpu_open(used) is False
     except OSError:

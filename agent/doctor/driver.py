@@ -178,12 +178,11 @@ def gpu_memory(host: Host) -> Finding:
 
 def compute_mode(host: Host) -> Finding:
     """One that lets a single process in shares no GPU. MPS wants it; a killed daemon leaves it."""
-    modes = {gpu.index: _compute_mode(gpu) for gpu in host.gpus}
+    ours = [gpu for gpu in host.gpus if not host.config.sharing.excludes(gpu)]
+    modes = {gpu.index: _compute_mode(gpu) for gpu in ours}
     closed = [index for index, mode in modes.items() if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED]
     single = [
-        gpu.index
-        for gpu in (host.gpus if _shared_in_time(host) else ())
-        if modes[gpu.index] in SINGLE and not host.config.sharing.excludes(gpu)
+        gpu.index for gpu in (ours if _shared_in_time(host) else ()) if modes[gpu.index] in SINGLE
     ]
     if not closed and not single:
         return ok("no shared GPU is kept to one process")

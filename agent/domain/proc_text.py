@@ -106,6 +106,7 @@ class Life:
     start_time: int  # clock ticks from boot
     code_at: int  # addresses that each exec chooses anew; 0: not to be known
     stack_at: int
+    mapped_bytes: int = field(default=0, compare=False)  # all that it has mapped, as a sum
 
     @property
     def ended(self) -> bool:
@@ -116,11 +117,11 @@ class Life:
 def life_of(stat: str) -> Life | None:
     """Read /proc/PID/stat; None: it says something else.
 
-    Source: proc(5), fields 3, 22, 26 and 28. The name in field 2 can hold anything.
+    Source: proc(5), fields 3, 22, 26, 28 and 23. The name in field 2 can hold anything.
     """
     fields = stat.rpartition(")")[2].split()
     try:
-        return Life(fields[0], int(fields[19]), int(fields[23]), int(fields[25]))
+        return Life(fields[0], int(fields[19]), int(fields[23]), int(fields[25]), int(fields[20]))
     except (IndexError, ValueError):
         return None
 

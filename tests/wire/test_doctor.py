@@ -344,6 +344,8 @@ SLICED = Replication(resources=(Replicas(name="nvidia.com/gpu", replicas=4),))
             "one process in", id="sizes"),
         pytest.param(ONE_PROCESS, {"sharing": Sharing(excluded_indices=frozenset({0}))}, "",
                      id="a GPU that is left out"),
+        pytest.param(NO_PROCESS, {"sharing": Sharing(excluded_indices=frozenset({0}))}, "",
+                     id="one for a screen, which is left out"),
         pytest.param(ONE_PROCESS, {"mode": "nvidia"}, "", id="whole GPUs, or MPS"),
         pytest.param(ONE_PROCESS, {"mode": "nvidia", "time_slicing": SLICED}, "one process in",
                      id="time slices"),

@@ -325,6 +325,19 @@ def test_the_maps_of_who_uses_no_gpu_are_read_when_it_opens_one_or_now_and_then(
     assert (found.library, found.uses_gpu, len(found.limits)) == (True, True, 1)
 
 
+def test_a_thread_with_descriptors_of_its_own_is_known_by_what_it_maps(
+    proc: FakeProc, host: HostProcesses
+) -> None:
+    pid = 5 * AGAIN_EVERY
+    where = proc.add(pid, cgroup())
+    assert not of_main(host.look(KNOWN))[pid].uses_gpu
+    (where / "maps").write_text(MAPS_DRIVER)
+    fields = (where / "stat").read_text().split(" ")
+    fields[22] = "4096000"
+    (where / "stat").write_text(" ".join(fields))
+    assert of_main(host.look(KNOWN))[pid].uses_gpu
+
+
 def test_who_has_more_descriptors_than_are_looked_at_is_known_by_its_maps(
     proc: FakeProc, host: HostProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:

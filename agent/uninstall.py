@@ -93,6 +93,13 @@ def _no_such_node(name: str, own_name: str, warn: Say) -> None:
     warn(f"{sentence}; if it has another name than this host, give that with --node-name")
 
 
+def _waits(where: str) -> str:
+    return (
+        f"waiting up to {READ_WITHIN_S:.0f} s until HAMi's scheduler has read from {where} that no "
+        "GPU is left"
+    )
+
+
 def _not_read(node_name: str) -> str:
     return (
         f"HAMi's scheduler has not looked at the Node {node_name} within {READ_WITHIN_S:.0f} s; if "
@@ -118,7 +125,7 @@ def _annotations(config: Config, *, dry_run: bool, say: Say, warn: Say) -> bool:
     try:
         keys = ours.found()
         if keys and not dry_run:
-            if not ours.retire():
+            if not ours.retire(lambda: say(_waits(where))):
                 warn(_not_read(config.node_name))
             ours.remove(keys)
     except ClusterGone:

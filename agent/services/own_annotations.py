@@ -86,13 +86,17 @@ class OwnAnnotations:
             if key in annotations
         )
 
-    def retire(self) -> bool:
-        """Have the scheduler read that no GPU is healthy; False: it has not. See `withdrawn`."""
+    def retire(self, waits: Callable[[], None] = lambda: None) -> bool:
+        """Have the scheduler read that no GPU is healthy; False: it has not. See `withdrawn`.
+
+        `waits` is called where that takes until the scheduler's next look.
+        """
         there = self._cluster.get_node(deadline_s=self._soon_s()).annotations
         changes = withdrawn(there, handshake=self._handshake, dialect=self._dialect)
         if not changes:
             return True
         self._cluster.patch_node(changes, deadline_s=self._soon_s())
+        waits()
         until_s = self._clock() + READ_WITHIN_S
         while self._clock() < until_s:
             self._pause(READ_EVERY_S)

@@ -149,6 +149,7 @@ def test_a_scheduler_offers_none_of_its_gpus_afterwards(make_node: NodeMaker) ->
     assert done.returncode == 0, done.stderr
     assert REGISTER not in node.annotations()
     assert done.stderr == ""
+    assert done.stdout.startswith("waiting up to 40 s")
     assert node.scheduler.handshake_once(node.name) == "unregistered"
     assert [gpu for gpu in node.scheduler.nodes.get(node.name, ()) if gpu.healthy] == []
 

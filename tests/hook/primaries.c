@@ -65,6 +65,12 @@ int place_of_device(CUdevice device)
     return device;
 }
 
+CUresult place_of_context(int *place)
+{
+    *place = 0;
+    return CUDA_SUCCESS;
+}
+
 void guesses_ended(int place, enum charge_kind kind, struct cost cost)
 {
     (void)place, (void)kind;
